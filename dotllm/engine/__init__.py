@@ -1,0 +1,1 @@
+"""The one loop: scheduling, stepping, emitting."""

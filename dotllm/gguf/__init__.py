@@ -1,0 +1,1 @@
+"""Reading GGUF files: the parser, the tensor types and the model configuration."""

@@ -1,0 +1,1 @@
+"""The operations on a CPU, as Numba kernels."""

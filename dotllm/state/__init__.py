@@ -1,0 +1,1 @@
+"""Everything that depends on history, changed only by committed transactions."""

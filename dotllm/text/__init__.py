@@ -1,0 +1,1 @@
+"""Text in and out: tokenizer, streaming detokeniser, chat templates, reply parsers."""

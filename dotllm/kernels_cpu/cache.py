@@ -1,0 +1,104 @@
+"""Where compiled kernels are kept between processes.
+
+Numba's own key holds a kernel's source and the CPU, but not the other files that it was built from, nor flags; so each
+set of kernels has a folder of its own, named by a digest of everything that could change a compiled kernel.
+This module must run before Numba is imported and imports none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import logging
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from dotllm.kernels_cpu.isa import choose_isa, cpu_features
+
+__all__ = ["cache_directory", "compiling", "digest", "is_warm", "mark_warm", "prepare_cache"]
+
+logger = logging.getLogger(__name__)
+
+_MARKER = "complete"
+
+
+def digest() -> str:
+    """Sixteen hex digits over kernel sources, versions, instruction set, CPU features and NUMBA_* flags."""
+    package = Path(__file__).resolve().parent
+    sources = sorted(package.glob("*.py")) + [package.parent / "ops" / name for name in ("float32.py", "mathfun.py")]
+    state = hashlib.sha256()
+    for source in sources:
+        state.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    parts = [choose_isa(), platform.machine(), sys.version, *sorted(cpu_features())]
+    parts += [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite", "numpy")]
+    parts += [f"{key}={value}" for key, value in sorted(os.environ.items()) if _changes_code(key)]
+    state.update("\n".join(parts).encode())
+    return state.hexdigest()[:16]
+
+
+def _changes_code(key: str) -> bool:
+    return key.startswith("NUMBA_") and key not in ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER")
+
+
+def prepare_cache() -> Path:
+    """Point NUMBA_CACHE_DIR at the folder of this set of kernels and return it; call once, before importing Numba.
+
+    The folder lies below the user's cache directory, or below NUMBA_CACHE_DIR where that is set. If it cannot be
+    written, kernels are kept in a temporary folder for this process tree only, and a warning says so.
+    """
+    current = os.environ.get("NUMBA_CACHE_DIR")
+    name = digest()
+    if current and Path(current).name == name:  # a child process inherits the prepared value
+        return Path(current)
+    base = Path(current) if current else user_cache_path("dotllm", appauthor=False) / "jit"
+    folder = base / name
+    if not _writable(folder):
+        folder = Path(tempfile.mkdtemp(prefix="dotllm-jit-")) / name
+        folder.mkdir()
+        logger.warning(
+            "cannot write compiled kernels below %s: they go to %s and will be compiled again next time; "
+            "set NUMBA_CACHE_DIR to a folder that can be written",
+            base,
+            folder,
+        )
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    return folder
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def cache_directory() -> Path:
+    """The folder that `prepare_cache` chose."""
+    return prepare_cache()
+
+
+def is_warm() -> bool:
+    """Whether an earlier process compiled every kernel into this folder (`mark_warm`)."""
+    return (cache_directory() / _MARKER).exists()
+
+
+def mark_warm() -> None:
+    """Record that every kernel is compiled and stored."""
+    (cache_directory() / _MARKER).touch()
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Hold the folder's lock, so that two processes that start together do not compile the same kernels twice."""
+    with FileLock(str(cache_directory() / "lock")):
+        yield

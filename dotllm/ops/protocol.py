@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dotllm.gguf.reader import Tensor
 
-__all__ = ["PAGE", "Activation", "CacheType", "Array", "KvLayer", "Ops", "Prepared", "RowTable", "Rows", "Weight"]
+__all__ = ["PAGE", "Activation", "Array", "CacheType", "KvLayer", "Ops", "Prepared", "RowTable", "Rows", "Weight"]
 
 PAGE = 32
 """Positions in one page of a key/value cache; also the tile that attention walks in."""
@@ -125,14 +125,14 @@ class Ops(Protocol):
         *,
         add: bool = False,
     ) -> None:
-        """outs[j] = x @ weights[j].T + biases[j]; with `add`, added to what outs[j] holds. x (M, K), outs[j] (M, N_j)."""
+        """outs[j] = x @ weights[j].T + biases[j], or += with `add`; x (M, K), outs[j] (M, N_j)."""
 
     def gated_linear(self, x: Prepared, gate: Weight, up: Weight, act: Activation, down: Weight) -> Prepared:
         """act(x @ gate.T) * (x @ up.T), prepared for `down`."""
 
     # ---- attention
     def rope_table(self, inverse_frequency: NDArray[np.float64], scale: float, length: int) -> Array:
-        """(2, length, n): cos and sin of position * scale * inverse_frequency[j]; a frequency of 0 leaves a pair alone."""
+        """(2, length, n): cos and sin of position * scale * inverse_frequency[j]; a frequency of 0 is no turn."""
 
     def qk_norm_rope(
         self,
@@ -216,7 +216,10 @@ class Ops(Protocol):
         weights: Array,
         out: Array,
     ) -> None:
-        """out = sum over the chosen experts e, in rank order, of weights_e * down_e(act(gate_e x) * up_e x); out (M, E)."""
+        """out += sum over the chosen experts e, in rank order, of weights_e * down_e(act(gate_e x) * up_e x).
+
+        out (M, E); the sum is complete before it is added.
+        """
 
     def gated_add(self, x: Array, gate: Array, out: Array) -> None:
         """out += sigmoid(gate) * x; x, out (M, E), gate (M, 1)."""

@@ -1,8 +1,8 @@
-"""Quantised tensors as float32, in NumPy: what every packed type means. The definition that fast kernels are tested with.
+"""Quantised tensors as float32, in NumPy: what every packed type means.
 
-A row is a run of blocks. Each function below turns blocks, (count, bytes), into values, (count, elements), and starts
-with a picture of one block: `name[bytes]` in file order, numbers little-endian, d and m float16. "Nibbles" are the low
-four bits of all bytes, then the high four bits of all bytes.
+This is the definition that fast kernels are tested with. A row is a run of blocks. Each function below turns blocks,
+(count, bytes), into values, (count, elements), and starts with a picture of one block: `name[bytes]` in file order,
+numbers little-endian, d and m float16. "Nibbles" are the low four bits of all bytes, then the high four of all bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _nibbles(q: Blocks) -> Blocks:
 def _pairs(q: Blocks) -> Blocks:
     """2-bit numbers of (count, 64) bytes as (count, 256): in each half, 32 bytes give bits 0-1, then 2-3, 4-5, 6-7."""
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(4, 1)
-    return ((q.reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(-1, 256)
+    return ((q.reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)).reshape(-1, 256)
 
 
 def _bits(b: Blocks) -> Blocks:
@@ -69,7 +69,7 @@ def _bits(b: Blocks) -> Blocks:
 
 def _bf16(b: Blocks) -> Values:
     """The upper half of a float32."""
-    return (b.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return (b.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _q4_0(b: Blocks) -> Values:
@@ -96,14 +96,14 @@ def _q5_1(b: Blocks) -> Values:
 
 def _q8_0(b: Blocks) -> Values:
     """d[2] signed_bytes[32]: d q"""
-    return _half(b[:, :2]) * b[:, 2:].view(np.int8)
+    return _half(b[:, :2]) * b[:, 2:].view(np.int8).astype(np.float32)
 
 
 def _q2_k(b: Blocks) -> Values:
     """scales[16] pairs[64] d[2] dmin[2]; each 16 values: d (scale & 15) q - dmin (scale >> 4)"""
     scale = _half(b[:, 80:82]) * (b[:, :16] & 15)
     least = _half(b[:, 82:84]) * (b[:, :16] >> 4)
-    q = _pairs(b[:, 16:80]).reshape(-1, 16, 16)
+    q = _pairs(b[:, 16:80]).reshape(-1, 16, 16).astype(np.float32)
     return scale[:, :, None] * q - least[:, :, None]
 
 
@@ -164,14 +164,14 @@ def _iq4_xs(b: Blocks) -> Values:
     """d[2] upper_scale_bits[2] lower_scale_bits[4] 8 x nibbles[16]; each 32 values: d (scale - 32) table[q]"""
     lower = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
     upper = (b[:, 2:4].copy().view("<u2") >> (2 * np.arange(8, dtype=np.uint16))) & 3
-    step = _half(b[:, :2]) * ((lower | (upper << 4)).astype(np.float32) - 32)
+    step: Values = _half(b[:, :2]) * ((lower | (upper << 4)).astype(np.float32) - 32)
     q = _nibbles(b[:, 8:].reshape(-1, 8, 16))
     return step[:, :, None] * np.array(IQ4_VALUES, np.float32)[q]
 
 
 def _mxfp4(b: Blocks) -> Values:
     """exponent[1] nibbles[16]: 2^(exponent - 128) table[q]"""
-    scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
+    scale: Values = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
     return scale * np.array(MXFP4_VALUES, np.float32)[_nibbles(b[:, 1:])]
 
 

@@ -22,7 +22,7 @@ _NEEDS = {"vnni": {"avx512f", "avx512bw", "avx512vl", "avx512vnni"}, "avx2": {"a
 @cache
 def cpu_features() -> frozenset[str]:
     """LLVM's names of what this CPU can do, and its name as `cpu:<name>`."""
-    from llvmlite import binding  # noqa: PLC0415 - a third of the start-up time of a command that runs no kernel
+    from llvmlite import binding  # here, because it takes as long as the rest of a command without kernels
 
     features = {name for name, present in binding.get_host_cpu_features().items() if present}
     return frozenset(features | {f"cpu:{binding.get_host_cpu_name()}"})

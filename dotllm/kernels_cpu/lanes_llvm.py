@@ -40,7 +40,7 @@ class F32x16(types.Type):
 
 
 @register_model(F32x16)
-class _F32x16Model(models.PrimitiveModel):
+class _F32x16Model(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, ir.VectorType(FLOAT, WIDTH))
 

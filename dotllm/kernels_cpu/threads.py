@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def default_threads() -> int:
-    """Physical cores that this process may run on (its affinity mask, not the machine's count), at most Numba's limit."""
+    """Physical cores that this process may run on (by its affinity mask), at most Numba's limit."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = {_core_of(cpu) for cpu in allowed}
-    return max(1, min(len(cores), _quota(), numba.config.NUMBA_NUM_THREADS))
+    return max(1, min(len(cores), _quota(), int(numba.config.NUMBA_NUM_THREADS)))
 
 
 def _core_of(cpu: int) -> str:

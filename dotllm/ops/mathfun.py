@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dotllm.ops.float32 import absolute, div, exponent_of, fma, like, maximum, minimum, pow2, rint, where_less
 
-__all__ = ["exp", "gelu_tanh", "log", "log1p_of_exp", "sigmoid", "silu", "sincos_table", "softplus", "tanh"]
+__all__ = ["exp", "gelu_tanh", "log", "log1p_of_exp", "sigmoid", "silu", "softplus", "tanh"]
 
 
 def exp(x: Any) -> Any:
@@ -98,40 +95,3 @@ def softplus(x: Any) -> Any:
     """log(1 + e ** x); x itself above 20."""
     limit = like(x, 20.0)
     return where_less(limit, x, x, log1p_of_exp(minimum(limit, x)))
-
-
-_HALF_PI = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
-_SINE = (
-    -1.0 / 6,
-    1.0 / 120,
-    -1.0 / 5040,
-    1.0 / 362880,
-    -1.0 / 39916800,
-    1.0 / 6227020800,
-    -1.0 / 1307674368000,
-)
-_COSINE = (-0.5, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600, -1.0 / 87178291200)
-
-
-def sincos_table(
-    positions: NDArray[np.float64], inverse_frequency: NDArray[np.float64]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines of positions[i] * inverse_frequency[j], each (len(positions), len(inverse_frequency)).
-
-    In float64 with + - * only, so that the table is the same on every machine; below 1e-7 off for angles up to 1e6.
-    """
-    angle = np.multiply.outer(positions.astype(np.float64), inverse_frequency.astype(np.float64))
-    quarter = np.rint(angle * 0.6366197723675814)
-    r = angle
-    for part in _HALF_PI:  # pi / 2 in three parts; a quarter count below 2^20 times the first is exact
-        r = r - quarter * part
-    square = r * r
-    sine, cosine = np.zeros_like(r), np.zeros_like(r)
-    for s, c in zip(reversed(_SINE), reversed(_COSINE), strict=True):
-        sine, cosine = (sine + s) * square, (cosine + c) * square
-    sine, cosine = r + r * sine, 1.0 + cosine
-    turn = quarter.astype(np.int64) & 3
-    odd = (turn & 1) == 1
-    cos = np.where(odd, sine, cosine) * np.where((turn == 1) | (turn == 2), -1.0, 1.0)
-    sin = np.where(odd, cosine, sine) * np.where(turn >= 2, -1.0, 1.0)
-    return cos.astype(np.float32), sin.astype(np.float32)

@@ -1,0 +1,32 @@
+"""Small model files for every test, written once a session by the repository's own generator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_gguf(arch="qwen35", type="F32", **options)`: the path of such a file; options as in make_tiny_gguf.Options.
+
+    The files are shared by all tests: copy one before changing it.
+    """
+    from make_tiny_gguf import make
+
+    folder = tmp_path_factory.mktemp("models")
+    made: dict[str, Path] = {}
+
+    def tiny(arch: str = "qwen35", type: str = "F32", **options: Any) -> Path:
+        key = repr((arch, type, sorted(options.items())))
+        if key not in made:
+            made[key] = make(folder / f"{len(made)}-{arch}-{type}.gguf", arch, type, **options)
+        return made[key]
+
+    return tiny

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dotllm.errors import DotLLMError
-from dotllm.sampling.noise import gumbel
+from dotllm.sampling.noise import draw
 from dotllm.sampling.params import SamplingParams
 
 __all__ = ["Sampled", "SamplerChain", "log_softmax", "most_likely"]
@@ -61,7 +61,7 @@ class SamplerChain:
             token = best
         else:
             ids, scores = self._survivors(shifted)
-            token = int(ids[(scores + gumbel(self.params.seed, position, ids)).argmax()])
+            token = int(ids[draw(self.params.seed, position, ids, scores)])
         if self.params.top_logprobs is None:
             return Sampled(token)
         logprobs = log_softmax(logits.astype(np.float64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dotllm.sampling.noise import gumbel, uniform
+from dotllm.sampling.noise import draw, gumbel, uniform
 
 IDS = np.arange(20_000)
 
@@ -66,3 +66,18 @@ def test_one_id_over_positions_and_seeds_is_uniform() -> None:
     for u in (over_positions, over_seeds):
         counts = np.bincount((u * 50).astype(np.int64), minlength=50)
         assert float(((counts - 100.0) ** 2 / 100.0).sum()) < 95.0  # 49 degrees of freedom
+
+
+def test_draw_is_the_argmax_over_all_ids() -> None:
+    """Also when the winner lies far below the peak, and when there are ties."""
+    random = np.random.default_rng(0)
+    far = 0
+    for position in range(300):
+        scores = random.standard_normal(20_000) * random.choice([0.1, 1.0, 3.0]) - 5.0
+        if position % 3 == 0:
+            scores = np.where(IDS == 77, 0.0, scores.clip(-12.0, -9.0))
+        best = int((scores + gumbel(9, position, IDS)).argmax())
+        assert draw(9, position, IDS, scores) == best
+        far += scores[best] < scores.max() - 8.0
+    assert far > 20
+    assert draw(1, 1, np.zeros(5, np.int64), np.array([-20.0, 0.0, -20.0, 0.0, 0.0])) == 1

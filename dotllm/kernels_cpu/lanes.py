@@ -9,6 +9,7 @@ LLVM instructions (unchecked). Nothing here is `fastmath`: products and sums fus
     store16(a, i, v)  and back                                                           fma16(a, b, c) = a * b + c
     load16_half ...   the same from float16 or bfloat16 bits in uint16                   div16 max16 min16 sqrt16
     sum16(v)          horizontal, by halves: 8+8, 4+4, 2+2, 1+1                          peak16 (largest), same tree
+    lane16(v, i)      one lane
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dotllm.kernels_cpu.lanes_llvm import F32x16, f32x16
 from dotllm.kernels_cpu.lanes_py import (
     WIDTH,
+    lane16,
     load16,
     load16_bfloat,
     load16_half,
@@ -23,6 +25,7 @@ from dotllm.kernels_cpu.lanes_py import (
     splat16,
     store16,
     store16_half,
+    store16_int8,
     sum16,
     zero16,
 )
@@ -62,6 +65,7 @@ __all__ = [
     "fma",
     "fma16",
     "half_to_float",
+    "lane16",
     "like",
     "load16",
     "load16_bfloat",
@@ -78,6 +82,7 @@ __all__ = [
     "sqrt16",
     "store16",
     "store16_half",
+    "store16_int8",
     "sum16",
     "where_less",
     "zero16",

@@ -15,6 +15,7 @@ from numba.extending import intrinsic, models, overload, register_model
 
 from dotllm.kernels_cpu.lanes_py import (
     WIDTH,
+    lane16,
     load16,
     load16_bfloat,
     load16_half,
@@ -22,6 +23,7 @@ from dotllm.kernels_cpu.lanes_py import (
     splat16,
     store16,
     store16_half,
+    store16_int8,
     sum16,
     zero16,
 )
@@ -105,6 +107,26 @@ def _store_half(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     return types.void(array, types.intp, f32x16), codegen
 
 
+@intrinsic
+def _store_int8(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bytes16 = ir.VectorType(ir.IntType(8), WIDTH)
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], bytes16)
+        wide = builder.fptosi(args[2], ir.VectorType(I32, WIDTH))
+        builder.store(builder.trunc(wide, bytes16), pointer).align = 1
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, f32x16), codegen
+
+
+@intrinsic
+def _lane(typingctx: Any, v: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], builder.trunc(args[1], I32))
+
+    return types.float32(f32x16, types.intp), codegen
+
+
 def _splat_value(builder: Any, scalar: Any) -> Any:
     vector = ir.VectorType(scalar.type, WIDTH)
     undefined = ir.Constant(vector, ir.Undefined)
@@ -174,6 +196,12 @@ overload(store16_half)(
         _writes(array, types.uint16, value), lambda array, index, value: _store_half(array, index, value)
     )
 )
+overload(store16_int8)(
+    lambda array, index, value: _if(
+        _writes(array, types.int8, value), lambda array, index, value: _store_int8(array, index, value)
+    )
+)
+overload(lane16)(lambda v, index: _if(v == f32x16, lambda v, index: _lane(v, index)))
 overload(splat16)(lambda x: _if(x == types.float32, lambda x: _splat(x)))
 overload(zero16)(lambda: lambda: _splat(np.float32(0.0)))
 overload(sum16)(lambda v: _if(v == f32x16, lambda v: _sum(v)))

@@ -10,6 +10,7 @@ from dotllm.ops.float32 import bfloat_to_float, float_to_half, half_to_float, ma
 
 __all__ = [
     "WIDTH",
+    "lane16",
     "load16",
     "load16_bfloat",
     "load16_half",
@@ -17,6 +18,7 @@ __all__ = [
     "splat16",
     "store16",
     "store16_half",
+    "store16_int8",
     "sum16",
     "zero16",
 ]
@@ -54,6 +56,18 @@ def store16(array: Any, index: int, value: Any) -> None:
 def store16_half(array: Any, index: int, value: Any) -> None:
     """The same to float16 bits (uint16), rounded to nearest even."""
     array[_span(array, index)] = float_to_half(value)
+
+
+def store16_int8(array: Any, index: int, value: Any) -> None:
+    """The same to int8, for integral values within -128 .. 127."""
+    array[_span(array, index)] = value.astype(np.int8)
+
+
+def lane16(v: Any, index: int) -> Any:
+    """One lane of a vector, 0 <= index < 16."""
+    if not 0 <= index < WIDTH:
+        raise IndexError(f"a vector has {WIDTH} lanes, not a lane {index}")
+    return v[index]
 
 
 def splat16(x: Any) -> Any:

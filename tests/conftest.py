@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+from make_tiny_gguf import make
 
 
 @pytest.fixture(scope="session")
@@ -18,8 +16,6 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     The files are shared by all tests: copy one before changing it.
     """
-    from make_tiny_gguf import make
-
     folder = tmp_path_factory.mktemp("models")
     made: dict[str, Path] = {}
 

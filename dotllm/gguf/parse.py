@@ -193,14 +193,15 @@ class _Cursor:
 
     def skip_strings(self, position: int, count: int) -> int:
         """The offset after `count` strings. A tight loop: vocabularies hold a quarter of a million strings."""
-        data, last, length_at = self.data, self.end - 8, _U64.unpack_from
-        for _ in range(count):
-            if position > last:
-                break
-            position += 8 + length_at(data, position)[0]
-        else:
-            if position <= self.end:
-                return position
+        data, length_at = self.data, _U64.unpack_from
+        try:
+            for _ in range(count):
+                (length,) = length_at(data, position)
+                position += 8 + length
+        except (struct.error, OverflowError):  # beyond the file
+            position = self.end + 1
+        if position <= self.end:
+            return position
         raise self.fail("the file is cut off inside an array of strings, or a length in it is wrong")
 
 
@@ -351,7 +352,8 @@ def _tensor(cursor: _Cursor, name: str, alignment: int) -> TensorInfo:
     for size in sizes[1:]:
         nbytes *= size
     if nbytes > cursor.end:
-        raise cursor.fail(f"shape {sizes[::-1]} takes {nbytes} bytes, the whole file has {cursor.end}")
+        problem = f"shape {sizes[::-1]} takes {nbytes} bytes, the whole file has {cursor.end}"
+        raise cursor.fail(f"{problem}; the file is cut off, or the shape is wrong")
     if offset % alignment:
         raise cursor.fail(f"offset {offset} is not a multiple of the alignment {alignment}")
     return TensorInfo(name, kind, sizes[::-1], offset, nbytes)

@@ -69,7 +69,7 @@ class Verdict:
     @property
     def accepted(self) -> int:
         """Drafts that saved a step."""
-        return len(self.tokens) - 1
+        return max(0, len(self.tokens) - 1)
 
 
 class _Mark(NamedTuple):

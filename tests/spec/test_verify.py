@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from text_sink import Letters
+from letters import Letters
 
 from dotllm.errors import DotLLMError, StateError
 from dotllm.sampling.params import SamplingParams

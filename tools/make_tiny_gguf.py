@@ -98,12 +98,31 @@ def make(path: str | Path, arch: str = "qwen35", type: str = "F32", seed: int = 
     return Path(path)
 
 
+class _Random:
+    """Numbers that are the same on every machine and in every NumPy: raw Philox bits, then exact arithmetic only."""
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.Philox(seed)
+
+    def _integers(self, *shape: int) -> NDArray[Any]:
+        """0 .. 65535, as (*shape, 4)."""
+        return self._bits.random_raw(int(np.prod(shape))).astype("<u8").view("<u2").reshape(*shape, 4)
+
+    def uniform(self, low: float, high: float, size: int) -> NDArray[np.float64]:
+        return low + (high - low) * (self._integers(size)[:, 0].astype(np.float64) / 65536.0)
+
+    def normal(self, std: float, *shape: int) -> NDArray[np.float64]:
+        """Nearly normal: the sum of four uniform numbers, which reaches 3.46 standard deviations."""
+        total = self._integers(*shape).sum(-1, dtype=np.int64) - 131070
+        return total.astype(np.float64) * (std / np.sqrt((65536.0**2 - 1.0) / 3.0))
+
+
 class _Model:
     """One file in the making."""
 
     def __init__(self, path: Path, arch: str, type: GGMLType, seed: int, options: Options) -> None:
         self.arch, self.type, self.o = arch, type, options
-        self.random = np.random.default_rng(seed)
+        self.random = _Random(seed)
         self.writer = gguf.GGUFWriter(path, arch)
         self.gain = 1.0 if options.predictive is None else options.predictive
 
@@ -121,7 +140,7 @@ class _Model:
         self.writer.tensors[-1][name] = TensorInfo(values.shape, type, raw.nbytes, raw)
 
     def normal(self, std: float, *shape: int) -> NDArray[Any]:
-        return self.random.normal(0.0, std, shape)
+        return self.random.normal(std, *shape)
 
     def linear(self, name: str, outputs: int, inputs: int, gain: float = 1.5, *, exact: bool = False) -> None:
         self.put(f"{name}.weight", self.normal(gain / np.sqrt(inputs), outputs, inputs), exact=exact)
@@ -238,7 +257,7 @@ class _Model:
         self.linear(f"{b}attn_gate", values, o.embedding)
         self.put(f"{b}ssm_conv1d.weight", self.normal(0.6, 2 * keys + values, o.conv), exact=True)
         self.put(f"{b}ssm_dt.bias", self.normal(1.0, v_heads) - 1.0)
-        self.put(f"{b}ssm_a", -np.exp(self.random.uniform(-2.0, 1.0, v_heads)))
+        self.put(f"{b}ssm_a", -self.random.uniform(0.1, 2.7, v_heads))
         if self.arch == "qwen3next":
             self.linear(f"{b}ssm_ba", 2 * v_heads, o.embedding, 1.0)
         else:

@@ -17,7 +17,7 @@ MERGES = [
     "Ġ a",
     "i n",
     "e r",
-    "Ġt he",
+    "Ġ the",
     "o n",
     "r e",
     "a t",

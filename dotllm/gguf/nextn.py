@@ -49,7 +49,7 @@ def count_blocks(file: GGUFFile, keys: Keys, *, may_predict: bool) -> Blocks:
     """Tell main layers from the NextN block; raises ModelFileError if `block_count` fits neither reading."""
     names = file.tensors.keys()
     counted = keys.integer("block_count", most=MAX_BLOCKS)
-    declared = keys.integer("nextn_predict_layers", 0, least=0, most=counted - 1) if may_predict else 0
+    declared = keys.integer("nextn_predict_layers", 0, least=0, most=counted) if may_predict else 0
     matches = (_NEXTN_NAME.match(name) for name in names)
     heads = sorted({int(match[1]) for match in matches if match}) if may_predict else []
     if heads:

@@ -187,7 +187,7 @@ class _Cursor:
             self.take(count * int(_NUMBERS[kind][2]))
             return _ArraySpan(kind, count, start)
         if count > min(MAX_STRINGS, (self.end - start) // 8):
-            raise self.fail(f"an array of {count} strings does not fit in the file")
+            raise self.fail(f"an array of {count} strings does not fit in the file: it is cut off, or the count wrong")
         self.position = self.skip_strings(start, count)
         return _ArraySpan(kind, count, start)
 
@@ -258,9 +258,9 @@ def parse_header(data: mmap.mmap, label: str) -> Header:
     version = _version(cursor)
     tensor_count, key_count = cursor.u64(), cursor.u64()
     if tensor_count > min(MAX_TENSORS, cursor.end // _LEAST_TENSOR_BYTES):
-        raise cursor.fail(f"{tensor_count} tensors do not fit in the file")
+        raise cursor.fail(f"{tensor_count} tensors do not fit in the file: it is cut off, or the count wrong")
     if key_count > min(MAX_KEYS, cursor.end // _LEAST_KEY_BYTES):
-        raise cursor.fail(f"{key_count} metadata keys do not fit in the file")
+        raise cursor.fail(f"{key_count} metadata keys do not fit in the file: it is cut off, or the count wrong")
     values = _keys(cursor, key_count)
     alignment = _alignment(cursor, values)
     tensors = _tensor_table(cursor, tensor_count, alignment)

@@ -1,0 +1,101 @@
+"""The gated delta rule: one pass over the recurrent state for any number of rows.
+
+S = exp(g) S;   d = b (v - S k);   S = S + d k^T;   o = S q / sqrt(Dk)          for each row of the sequence
+
+state (planes, HV, Dv, Dk), flat                        one unit of work: 16 rows of one head of one sequence
+plane read[s]   head h  | Dk values |  value row j      (16 * Dk floats, 8 KB at Dk = 128: stays in L1)
+                        | Dk values |  value row j + 1
+The first batch row takes S from plane read[s] and leaves it in plane write[s]; the others stay there, in cache.
+S k and S q run along the contiguous axis: lane l adds k[l], k[l + 16], ..., then the lanes are folded.
+Value rows are independent of each other, so units may run on any thread; four at a time hide the FMA latency.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from dotllm.kernels_cpu.lanes import fma16, load16, splat16, store16, sum16, zero16
+from dotllm.kernels_cpu.mathfun import exp
+
+__all__ = ["TILE", "gated_delta", "gated_delta_part"]
+
+TILE = 16
+
+
+@njit(cache=True)
+def _four_rows(
+    q: Any, k: Any, key_at: int, width: int, v: Any, v_at: int, decay: Any, beta: Any, scale: Any,
+    state: Any, source: int, target: int, out: Any,
+) -> None:  # fmt: skip
+    # value rows source / width .. + 4 of one head, for one batch row
+    decays = splat16(decay)
+    a0, a1, a2, a3 = zero16(), zero16(), zero16(), zero16()
+    for i in range(0, width, 16):
+        key = load16(k, key_at + i)
+        a0 = fma16(load16(state, source + i) * decays, key, a0)
+        a1 = fma16(load16(state, source + width + i) * decays, key, a1)
+        a2 = fma16(load16(state, source + 2 * width + i) * decays, key, a2)
+        a3 = fma16(load16(state, source + 3 * width + i) * decays, key, a3)
+    d0 = splat16(beta * (v[v_at] - sum16(a0)))
+    d1 = splat16(beta * (v[v_at + 1] - sum16(a1)))
+    d2 = splat16(beta * (v[v_at + 2] - sum16(a2)))
+    d3 = splat16(beta * (v[v_at + 3] - sum16(a3)))
+    a0, a1, a2, a3 = zero16(), zero16(), zero16(), zero16()
+    for i in range(0, width, 16):
+        key = load16(k, key_at + i)
+        query = load16(q, key_at + i)
+        s0 = fma16(d0, key, load16(state, source + i) * decays)
+        s1 = fma16(d1, key, load16(state, source + width + i) * decays)
+        s2 = fma16(d2, key, load16(state, source + 2 * width + i) * decays)
+        s3 = fma16(d3, key, load16(state, source + 3 * width + i) * decays)
+        store16(state, target + i, s0)
+        store16(state, target + width + i, s1)
+        store16(state, target + 2 * width + i, s2)
+        store16(state, target + 3 * width + i, s3)
+        a0, a1 = fma16(s0, query, a0), fma16(s1, query, a1)
+        a2, a3 = fma16(s2, query, a2), fma16(s3, query, a3)
+    out[v_at] = sum16(a0) * scale
+    out[v_at + 1] = sum16(a1) * scale
+    out[v_at + 2] = sum16(a2) * scale
+    out[v_at + 3] = sum16(a3) * scale
+
+
+@njit(cache=True)
+def gated_delta_part(
+    q: Any, k: Any, v: Any, g: Any, b: Any, key_head: Any, state: Any, starts: Any, read: Any, write: Any, out: Any,
+    key_heads: int, key_width: int, value_width: int, scale: float, thread: int, n_threads: int,
+) -> None:  # fmt: skip
+    # q, k (M * HK * Dk,), v, out (M * HV * Dv,), g, b (M * HV,), key_head (HV,), state (planes * HV * Dv * Dk,)
+    heads = key_head.size
+    tiles = value_width // TILE
+    units = read.size * heads * tiles
+    factor = np.float32(scale)
+    for unit in range(units * thread // n_threads, units * (thread + 1) // n_threads):
+        s, head, tile = unit // (heads * tiles), unit // tiles % heads, unit % tiles
+        source = ((int(read[s]) * heads + head) * value_width + tile * TILE) * key_width
+        target = ((int(write[s]) * heads + head) * value_width + tile * TILE) * key_width
+        for row in range(int(starts[s]), int(starts[s + 1])):
+            key_at = (row * key_heads + int(key_head[head])) * key_width
+            v_at = (row * heads + head) * value_width + tile * TILE
+            decay, beta = exp(g[row * heads + head]), b[row * heads + head]
+            for j in range(0, TILE, 4):
+                at = j * key_width
+                _four_rows(
+                    q, k, key_at, key_width, v, v_at + j, decay, beta, factor, state, source + at, target + at, out
+                )  # fmt: skip
+            source = target
+
+
+@njit(cache=True, parallel=True)
+def gated_delta(
+    q: Any, k: Any, v: Any, g: Any, b: Any, key_head: Any, state: Any, starts: Any, read: Any, write: Any, out: Any,
+    key_heads: int, key_width: int, value_width: int, scale: float, n_threads: int,
+) -> None:  # fmt: skip
+    for t in prange(n_threads):
+        gated_delta_part(
+            q, k, v, g, b, key_head, state, starts, read, write, out, key_heads, key_width, value_width, scale,
+            np.int64(t), n_threads,
+        )  # fmt: skip

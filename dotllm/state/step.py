@@ -41,6 +41,7 @@ class Step:
         self._store, self.plan, self._logged = store, plan, logged
         self._records = tuple(store.record(extend.sequence) for extend in plan)
         self._begun: list[Participant] = []
+        self._after: abc.Mapping[int, Record] | None = None  # the records that commit makes durable
         self._starts: list[int] | None = None
         self._consumed = [0] * len(plan)  # pending rows that the MTP head has seen in this step
         self._chained = [0] * len(plan)  # rows that it drafted after them
@@ -197,30 +198,26 @@ class Step:
         self._require_open()
         self._check_accepted(accepted, hidden)
         store = self._store
-        records: dict[int, Record] = dict(store.records)
+        records = dict(store.records)
+        drop_main: list[int] = []
+        drop_mtp: list[int] = []
         try:
-            drop_main: list[int] = []
-            drop_mtp: list[int] = []
             for i, n in enumerate(accepted):
                 records[self.plan[i].sequence.id] = self._advance(i, n, hidden, drop_main, drop_mtp)
             for extend, n in zip(self.plan, accepted, strict=True):
                 for participant in extend.sequence.participants:
                     participant.commit(n)
+            self._after = records
             with store.changing():
                 store.records = records
                 store.reserved = ((), ())
                 store.main.pool.release(drop_main)
                 if store.mtp is not None:
                     store.mtp.pool.release(drop_mtp)
+            self.open = False
         except BaseException:
-            if store.records is records:  # it was durable already: finish the count
-                store.reserved = ((), ())
-                store.recount()
-                self.open = False
-            else:
-                self.abort()
+            self.abort()
             raise
-        self.open = False
 
     def _check_accepted(self, accepted: abc.Sequence[int], hidden: Array | None) -> None:
         if len(accepted) != len(self.plan):
@@ -267,15 +264,16 @@ class Step:
         return replace(after, mtp_length=mtp_length, mtp_pages=mtp_pages, pending=pending)
 
     def abort(self) -> None:
-        """As if the step had never begun; a second abort does nothing."""
+        """As if the step had never begun; nothing happens after a commit or a second time."""
         if not self.open:
             return
         failure: BaseException | None = None
-        for participant in self._begun:
-            try:
-                participant.abort()
-            except BaseException as error:  # the others and the pages must go back all the same
-                failure = failure or error
+        if self._store.records is not self._after:  # else commit was interrupted, but when all was durable
+            for participant in self._begun:
+                try:
+                    participant.abort()
+                except BaseException as error:  # the others and the pages must go back all the same
+                    failure = failure or error
         self._store.reserved = ((), ())
         self._store.recount()
         self.open = False

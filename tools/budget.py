@@ -29,7 +29,8 @@ __all__ = [
 # From the ground up: what each part of dotllm/ may import of the others. A name stands for itself and all below it;
 # every part sees itself; a module with a line of its own (ops.select) follows that line and not its part's.
 BASE = ("errors", "config", "batch")
-KERNELS = ("errors", "gguf.types", "ops.protocol", "ops.float32")
+DEFINITIONS = ("ops.protocol", "ops.float32", "ops.mathfun", "ops.rounding")  # shared by every implementation
+KERNELS = ("errors", "gguf.types", *DEFINITIONS)
 
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "errors": (),
@@ -42,7 +43,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "ops": (*BASE, "gguf"),
     "ops.select": (*BASE, "gguf", "ops", "kernels_cpu", "kernels_cuda"),
     "state": (*BASE, "ops.protocol"),
-    "models": (*BASE, "gguf", "ops.protocol", "state"),
+    "models": (*BASE, "gguf", "ops.protocol", "ops.rope", "state"),
     "sampling": BASE,
     "constraints": (*BASE, "text"),
     "spec": (*BASE, "ops.protocol", "models", "state", "sampling", "constraints"),

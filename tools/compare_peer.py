@@ -1,0 +1,221 @@
+"""Compare dotllm with llama.cpp on the same file: token ids, logits, greedy continuations, perplexity.
+
+    python -m pip install -e '.[bench]'
+    python tools/compare_peer.py MODEL [--text FILE] [--prompts N] [--windows N] [--mtp] [--json]
+
+Greedy continuations are compared without sampling twice: where our most likely token is llama.cpp's at each position of
+its own continuation, our continuation is the same. Both sides compute in float32 with a float32 cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from peer_llamacpp import Peer
+
+Logits = NDArray[np.float32]
+
+CONTINUED = 16
+CONTEXT = 1024
+TEXT = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once
+or twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, "and what is
+the use of a book," thought Alice "without pictures or conversations?"
+
+So she was considering in her own mind (as well as she could, for the hot day made her feel very sleepy and stupid),
+whether the pleasure of making a daisy-chain would be worth the trouble of getting up and picking the daisies, when
+suddenly a White Rabbit with pink eyes ran close by her."""
+PROMPTS = (
+    "Once upon a time",
+    "There was once a king who had three daughters, and",
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "1, 2, 3, 4, 5,",
+    "The old woman opened the door and said:",
+    "Water boils at a temperature of",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "In the year 1492,",
+    "Es war einmal ein",
+)
+TRICKY = (
+    "Hello, world!",
+    "  leading and trailing  ",
+    "don't WON'T it's 1234567 3.14",
+    "tabs\tand\r\nlines\n\n\nend",
+    "naïve café über straße Ærø",
+    "日本語 中文 한국어 हिन्दी العربية",
+    "👩‍👩‍👧 🇫🇷 e\u0301",
+    "if (x != 0) { return a->b[i]; }  // ok",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far two tables of logits (rows, vocabulary) are apart; `scale` is the standard deviation of llama.cpp's."""
+
+    rows: int
+    largest: float
+    rms: float
+    scale: float
+    same_argmax: int
+
+    @classmethod
+    def of(cls, ours: Logits, theirs: Logits) -> Difference:
+        apart = ours.astype(np.float64) - theirs
+        return cls(
+            rows=len(theirs),
+            largest=float(abs(apart).max()),
+            rms=float(np.sqrt((apart**2).mean())),
+            scale=float(theirs.std()),
+            same_argmax=int((ours.argmax(1) == theirs.argmax(1)).sum()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was compared; `mtp` only if asked for."""
+
+    model: str
+    tokenized_alike: int
+    texts: int
+    logits: Difference
+    mtp: Difference | None
+    continued_alike: int
+    prompts: int
+    perplexity_ours: float
+    perplexity_theirs: float
+    perplexity_tokens: int
+
+
+def dotllm(*arguments: str) -> str:
+    """Standard output of a `dotllm` command."""
+    done = subprocess.run([sys.executable, "-m", "dotllm", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"dotllm {arguments[0]} fails: {done.stderr.strip()}")
+    return done.stdout
+
+
+def our_logits(model: Path, tokens: Sequence[int], *options: str) -> Logits:
+    """Logits (n, vocabulary) after each token, by `dotllm logits`."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "logits.npy"
+        dotllm("logits", str(model), "--tokens", ",".join(map(str, tokens)), "--out", str(out), *options)
+        found: Logits = np.load(out)
+    return found
+
+
+def our_tokens(model: Path, text: str) -> list[int]:
+    """Token ids, by `dotllm tokenize`."""
+    return [token["id"] for token in json.loads(dotllm("tokenize", str(model), text, "--json"))["tokens"]]
+
+
+def surprise(logits: Logits, tokens: Sequence[int]) -> float:
+    """Sum of -log p(token i + 1) over the rows of one window."""
+    x = logits[:-1].astype(np.float64)
+    top = x.max(1)
+    norm = top + np.log(np.exp(x - top[:, None]).sum(1))
+    return float((norm - x[np.arange(len(x)), tokens[1:]]).sum())
+
+
+def perplexity(
+    model: Path, peer: Peer, windows: Sequence[Sequence[int]], options: Sequence[str]
+) -> tuple[float, float]:
+    """Ours and theirs, over windows that each begin without history."""
+    count = sum(len(w) - 1 for w in windows)
+    ours = sum(surprise(our_logits(model, w, *options), w) for w in windows)
+    theirs = sum(surprise(peer.logits(w), w) for w in windows)
+    return float(np.exp(ours / count)), float(np.exp(theirs / count))
+
+
+def continued_alike(model: Path, peer: Peer, prompt: str, options: Sequence[str]) -> bool:
+    """Whether the first CONTINUED greedy tokens after the prompt are the same."""
+    tokens = peer.tokenize(prompt, add_special=True)
+    theirs = peer.greedy(tokens, CONTINUED)
+    ours = our_logits(model, [*tokens, *theirs[:-1]], *options)
+    return ours[len(tokens) - 1 :].argmax(1).tolist() == theirs
+
+
+def compare(options: argparse.Namespace) -> Report:
+    """Run every comparison; llama.cpp's tokens are fed to both sides."""
+    text = options.text.read_text("utf-8") if options.text else TEXT
+    passed = [
+        f"--{name}={value}" for name, value in (("backend", options.backend), ("threads", options.threads)) if value
+    ]
+    with Peer(options.model, CONTEXT) as peer:
+        tokens = peer.tokenize(text, add_special=True)
+        texts = [*PROMPTS, *TRICKY, text[:2000]]
+        alike = sum(our_tokens(options.model, t) == peer.tokenize(t, add_special=True) for t in texts)
+        first = tokens[: options.window]
+        mtp = None
+        if options.mtp:
+            theirs, theirs_mtp = peer.logits(first, mtp=True)
+            mtp = Difference.of(our_logits(options.model, first, "--mtp", *passed), theirs_mtp)
+        else:
+            theirs = peer.logits(first)
+        windows = [tokens[i : i + options.window] for i in range(0, len(tokens), options.window)]
+        windows = [w for w in windows if len(w) > 1][: options.windows]
+        ours_ppl, theirs_ppl = perplexity(options.model, peer, windows, passed)
+        prompts = PROMPTS[: options.prompts]
+        return Report(
+            model=options.model.name,
+            tokenized_alike=alike,
+            texts=len(texts),
+            logits=Difference.of(our_logits(options.model, first, *passed), theirs),
+            mtp=mtp,
+            continued_alike=sum(continued_alike(options.model, peer, p, passed) for p in prompts),
+            prompts=len(prompts),
+            perplexity_ours=ours_ppl,
+            perplexity_theirs=theirs_ppl,
+            perplexity_tokens=sum(len(w) - 1 for w in windows),
+        )
+
+
+def show(report: Report) -> None:
+    """The report for people."""
+    print(f"{report.model}: dotllm and llama.cpp")
+    print(f"  token ids       {report.tokenized_alike} of {report.texts} texts alike")
+    for name, found in (("logits", report.logits), ("MTP logits", report.mtp)):
+        if found:
+            print(
+                f"  {name:<15} differ by {found.largest:.2e} at most, {found.rms:.2e} rms (they spread {found.scale:.2f}); "
+                f"same argmax in {found.same_argmax} of {found.rows} rows"
+            )
+    print(f"  greedy          {report.continued_alike} of {report.prompts} prompts alike for {CONTINUED} tokens")
+    print(
+        f"  perplexity      {report.perplexity_ours:.4f} ours, {report.perplexity_theirs:.4f} theirs, "
+        f"over {report.perplexity_tokens} tokens"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare and print; 0 whatever the figures are: they are to be read, not to be passed."""
+    parser = argparse.ArgumentParser(description="Compare dotllm with llama.cpp on the same GGUF file.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, help="a UTF-8 text (default: the beginning of Alice in Wonderland)")
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS), help=f"greedy prompts (default: {len(PROMPTS)})")
+    parser.add_argument("--windows", type=int, default=4, help="windows of the text for perplexity (default: 4)")
+    parser.add_argument("--window", type=int, default=256, help="tokens a window (default: 256)")
+    parser.add_argument("--mtp", action="store_true", help="compare the logits of the MTP head too")
+    parser.add_argument("--backend", help="passed on to dotllm logits")
+    parser.add_argument("--threads", help="passed on to dotllm logits")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    if not 2 <= options.window <= CONTEXT:
+        parser.error(f"--window takes 2 to {CONTEXT}")
+    if options.windows < 1 or not 0 <= options.prompts <= len(PROMPTS):
+        parser.error(f"--windows takes 1 or more, --prompts 0 to {len(PROMPTS)}")
+    report = compare(options)
+    print(json.dumps(asdict(report), indent=1)) if options.json else show(report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

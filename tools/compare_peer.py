@@ -26,9 +26,9 @@ Logits = NDArray[np.float32]
 
 CONTINUED = 16
 CONTEXT = 1024
-TEXT = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once
-or twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, "and what is
-the use of a book," thought Alice "without pictures or conversations?"
+TEXT = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do:
+once or twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, "and
+what is the use of a book," thought Alice "without pictures or conversations?"
 
 So she was considering in her own mind (as well as she could, for the hot day made her feel very sleepy and stupid),
 whether the pleasure of making a daisy-chain would be worth the trouble of getting up and picking the daisies, when
@@ -140,7 +140,7 @@ def continued_alike(model: Path, peer: Peer, prompt: str, options: Sequence[str]
     tokens = peer.tokenize(prompt, add_special=True)
     theirs = peer.greedy(tokens, CONTINUED)
     ours = our_logits(model, [*tokens, *theirs[:-1]], *options)
-    return ours[len(tokens) - 1 :].argmax(1).tolist() == theirs
+    return bool((ours[len(tokens) - 1 :].argmax(1) == theirs).all())
 
 
 def compare(options: argparse.Namespace) -> Report:
@@ -185,7 +185,7 @@ def show(report: Report) -> None:
     for name, found in (("logits", report.logits), ("MTP logits", report.mtp)):
         if found:
             print(
-                f"  {name:<15} differ by {found.largest:.2e} at most, {found.rms:.2e} rms (they spread {found.scale:.2f}); "
+                f"  {name:<15} differ by {found.largest:.2e} at most, {found.rms:.2e} rms (spread {found.scale:.2f}); "
                 f"same argmax in {found.same_argmax} of {found.rows} rows"
             )
     print(f"  greedy          {report.continued_alike} of {report.prompts} prompts alike for {CONTINUED} tokens")

@@ -68,7 +68,7 @@ def train_from_books(options: argparse.Namespace, checkpoint: Path) -> None:
         os.replace(part, checkpoint)
 
     plan = Plan(options.minutes, options.steps, options.seed, compiled=not options.eager)
-    source = Streams(streams, encode(tokenizer, corpus.valid), tokenizer.token_to_id(END), options.seed)
+    source = Streams(streams, encode(tokenizer, corpus.valid), tokenizer.encode(END).ids[0], options.seed)
     train(model, source, plan, checkpoint.with_suffix(".log"), save)
 
 

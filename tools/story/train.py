@@ -49,9 +49,7 @@ class Plan:
 class Streams:
     """Random windows from streams of token ids (uint16)."""
 
-    def __init__(
-        self, streams: dict[str, NDArray[np.uint16]], valid: NDArray[np.uint16], end: int | None, seed: int
-    ) -> None:
+    def __init__(self, streams: dict[str, NDArray[np.uint16]], valid: NDArray[np.uint16], end: int, seed: int) -> None:
         self._random = np.random.default_rng(seed + 1)
         self._streams = {name: s for name, s in streams.items() if len(s) > LONG_WINDOW + 1}
         if not self._streams or len(valid) <= LONG_WINDOW + 1:

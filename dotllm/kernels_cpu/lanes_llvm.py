@@ -29,7 +29,7 @@ from dotllm.kernels_cpu.lanes_py import (
 )
 from dotllm.ops import float32
 
-__all__ = ["F32x16", "f32x16"]
+__all__ = ["F32x16", "f32x16", "splat_value"]
 
 I16, I32, HALF, FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
 
@@ -127,7 +127,8 @@ def _lane(typingctx: Any, v: Any, index: Any) -> Any:
     return types.float32(f32x16, types.intp), codegen
 
 
-def _splat_value(builder: Any, scalar: Any) -> Any:
+def splat_value(builder: Any, scalar: Any) -> Any:
+    """Sixteen copies of a scalar in LLVM."""
     vector = ir.VectorType(scalar.type, WIDTH)
     undefined = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(undefined, scalar, I32(0))
@@ -136,7 +137,7 @@ def _splat_value(builder: Any, scalar: Any) -> Any:
 
 @intrinsic
 def _splat(typingctx: Any, x: Any) -> Any:
-    return f32x16(types.float32), lambda context, builder, signature, args: _splat_value(builder, args[0])
+    return f32x16(types.float32), lambda context, builder, signature, args: splat_value(builder, args[0])
 
 
 def _fold(builder: Any, value: Any, combine: Any) -> Any:

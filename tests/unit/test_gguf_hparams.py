@@ -318,3 +318,11 @@ def test_experts_in_an_architecture_without_them(tiny_gguf: Tiny) -> None:
 def test_embedding_of_another_shape(tiny_gguf: Tiny) -> None:
     with pytest.raises(ModelFileError, match=r"token_embd\.weight has shape"):
         changed(tiny_gguf("qwen3"), embedding_length=32)
+
+
+def test_a_head_with_merged_expert_tensors_is_whole(tiny_gguf: Tiny) -> None:
+    with GGUFFile.open(tiny_gguf("qwen35moe")) as file:
+        merged = {name.replace("ffn_gate_exps", "ffn_gate_up_exps"): tensor for name, tensor in file.tensors.items()}
+        tensors = {name: tensor for name, tensor in merged.items() if "ffn_up_exps" not in name}
+        other = SimpleNamespace(path=file.path, metadata=file.metadata, tensors=tensors, tensor=file.tensor)
+        assert ModelConfig.from_gguf(cast(GGUFFile, other)).mtp is not None

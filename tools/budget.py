@@ -27,10 +27,11 @@ __all__ = [
 
 # ---- the architecture ------------------------------------------------------------------------------------------------
 # From the ground up: what each part of dotllm/ may import of the others. A name stands for itself and all below it;
-# every part sees itself; a module with a line of its own (ops.select) follows that line and not its part's.
+# every part sees itself; a module with a line of its own (such as ops.select) follows that line and not its part's.
 BASE = ("errors", "config", "batch")
 DEFINITIONS = ("ops.protocol", "ops.float32", "ops.mathfun", "ops.rounding")  # shared by every implementation
 KERNELS = ("errors", "gguf.types", *DEFINITIONS)
+LOADING = ("errors", "gguf", *DEFINITIONS, "ops.rope")
 
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "errors": (),
@@ -39,7 +40,9 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "gguf": BASE,
     "text": (*BASE, "gguf"),
     "kernels_cpu": KERNELS,
+    "kernels_cpu.backend": LOADING,
     "kernels_cuda": KERNELS,
+    "kernels_cuda.backend": LOADING,
     "ops": (*BASE, "gguf"),
     "ops.select": (*BASE, "gguf", "ops", "kernels_cpu", "kernels_cuda"),
     "state": (*BASE, "ops.protocol"),

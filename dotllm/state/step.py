@@ -256,7 +256,9 @@ class Step:
         mtp_length = record.mtp_length + consumed
         mtp_pages, surplus = store.reserved[1][i].settle(record.mtp_length, mtp_length)
         drop_mtp += surplus
-        pending = tuple(_part(record.pending, consumed, record.pending_rows - consumed))
+        pending = record.pending
+        if consumed:
+            pending = tuple(_part(pending, consumed, record.pending_rows - consumed))
         if n and hidden is not None:
             rows = store.ops.empty((n, store.layout.embedding))  # the model will write over its own
             store.ops.copy(hidden[start : start + n], rows)

@@ -82,8 +82,8 @@ class Counter:
         return self.rows.to_bytes(4, "little")
 
 
-# every line when a long run is asked for, else every third one
-STRIDE = 1 if "DOTLLM_STATE_STEPS" in os.environ else 3
+# every line when a long run is asked for, else every fifth one
+STRIDE = 1 if "DOTLLM_STATE_STEPS" in os.environ else 5
 Whole = tuple[int, list[tuple[bytes, int, int]]]
 PROMPTS = ([1, 2, 3] * 11, [4, 5], [6] * (PAGE - 1))  # the first writes in a shared last page, see `scene`
 BLOCKS = ([7, 8, 9, 10], [11, 12, 13, 14], [15, 16, 17, 18])

@@ -198,11 +198,11 @@ class StateMachine(RuleBasedStateMachine):
 def test_random_histories_equal_their_recomputation() -> None:
     asked = os.environ.get("DOTLLM_STATE_STEPS")
     COUNT[0] = 0
-    while COUNT[0] < int(asked or 500):
+    while COUNT[0] < int(asked or 300):
         run_state_machine_as_test(
             StateMachine,
             settings=settings(
-                max_examples=500 if asked else 25,
+                max_examples=500 if asked else 15,
                 stateful_step_count=LENGTH,
                 deadline=None,
                 database=None,

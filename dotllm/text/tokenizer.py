@@ -125,7 +125,7 @@ class Tokenizer:
         """A piece that merging passes through but that is no token, as its single characters."""
         if token_id < self._vocabulary.size:
             return [token_id]
-        characters = [self._engine.token_to_id(char) for char in self._engine.id_to_token(token_id)]
+        characters = [self._engine.token_to_id(char) for char in self._engine.id_to_token(token_id) or ""]
         return [char_id for char_id in characters if char_id is not None]
 
     def _pieces(self, text: str, parse_special: bool) -> list[str | int]:

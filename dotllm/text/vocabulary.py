@@ -16,8 +16,19 @@ PREFIX = "tokenizer.ggml."
 
 # Texts that end a reply in one family or another, when they are special tokens of the file.
 END_TEXTS = frozenset(
-    "<|endoftext|> <|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <|end|> <|return|> <|call|> <end_of_turn> <eos> </s> "
-    "<|fim_pad|> <|repo_name|> <|file_sep|> <EOT> <|endofturn|> <|end_of_turn|> <end_of_utterance>".split()
+    (
+        *("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|return|>"),
+        *("<|call|>", "<end_of_turn>", "<eos>", "</s>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<EOT>"),
+        *(
+            "<|endofturn|>",
+            "<|end_of_turn|>",
+            "<end_of_utterance>",
+            "<\uff5cend\u2581of\u2581sentence\uff5c>",
+            "[EOT]",
+            "[EOS]",
+        ),
+        *("<|fim_repo|>", "<fim_repo>", "<reponame>", "<fim_pad>", "<|calls|>", "<|flush|>"),
+    )
 )
 
 

@@ -47,9 +47,11 @@ class Conversation:
         self.turns.pop()
         return last
 
-    def regenerate(self) -> None:
-        """Drop the last reply; its question stays."""
-        self.turns[-1] = Turn(self._last().user)
+    def regenerate(self) -> Turn:
+        """Drop the last reply, its question stays; returns the turn as it was."""
+        before = self._last()
+        self.turns[-1] = Turn(before.user)
+        return before
 
     def messages(self) -> list[dict[str, Any]]:
         """For a chat template: the last question has no reply yet if its reply is empty."""

@@ -32,10 +32,18 @@ class RunPrompt:
 
 def run_prompt(session: Session, text: str, options: GenerateOptions) -> RunPrompt:
     """The tokens of a prompt: through the chat template if there is one and --raw is not given."""
+    from dotllm.cli.format import template_format
+
+    chat_format = None if options.raw else template_format(session.file, session.tokenizer, options.chat_template_file)
+    if chat_format is not None:
+        messages = [{"role": "system", "content": options.system}] if options.system else []
+        prompt = chat_format.prompt([*messages, {"role": "user", "content": text}])
+        return RunPrompt(prompt.tokens, chat_format.note, verbatim=False)
     if options.system is not None:
-        raise UsageError("--system needs a chat template, and this model has none")
+        why = "--raw sends none" if options.raw else "this model has none"
+        raise UsageError(f"--system needs a chat template, and {why}")
     tokens = session.tokenizer.encode(text, add_special=True)
-    return RunPrompt(tuple(tokens), "none in the file: the text is sent as it is", verbatim=True)
+    return RunPrompt(tuple(tokens), "none (--raw)" if options.raw else "none in the file: raw text", verbatim=True)
 
 
 def token_limit(count: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from dotllm.cli.console import Console
 from dotllm.errors import UsageError
@@ -70,8 +70,11 @@ def read_piped() -> str:
         raise UsageError(f"standard input is not UTF-8 text: {error}") from error
 
 
-def _piped_line(prompt: str, stream: IO[str] | None = None) -> str:
-    line = (sys.stdin if stream is None else stream).readline()
+def _piped_line(prompt: str) -> str:
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text: {error}") from error
     if not line:
         raise EOFError
     return line.rstrip("\r\n")

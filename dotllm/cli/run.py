@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -80,12 +81,13 @@ def run(
             _stream(console, session, request, echo=text if rendered.verbatim else "")
 
 
-def answer_events(session: Session, request: Request) -> Iterator[Event]:
+def answer_events(session: Session, request: Request) -> Generator[Event]:
     """The events of a request; an answer that ends with an error raises it."""
-    for event in session.engine.generate(request):
-        if event.error is not None:
-            raise event.error
-        yield event
+    with closing(cast("Generator[Event]", session.engine.generate(request))) as events:
+        for event in events:
+            if event.error is not None:
+                raise event.error
+            yield event
 
 
 def _stream(console: Console, session: Session, request: Request, *, echo: str) -> None:

@@ -24,10 +24,10 @@ PROMPT = [17, 4, 250, 33, 91, 8, 120, 64, 3, 77, 201]
 class Driver:
     """A model with its state, driven by tokens that the test dictates."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ops: Any) -> None:
         self.known: dict[tuple[int, ...], tuple[bytes, Any]] = {}
         self.file = GGUFFile.open(path)
-        self.ops = NumpyOps()
+        self.ops = ops
         self.model = load_model(self.file, self.ops, context=128)
         assert self.model.mtp is not None
         self.head = self.model.mtp
@@ -83,7 +83,7 @@ class Driver:
 
 @pytest.fixture(scope="module")
 def driver(tiny_gguf: Callable[..., Path]) -> Iterator[Driver]:
-    driver = Driver(tiny_gguf("qwen35", "Q8_0"))
+    driver = Driver(tiny_gguf("qwen35", "Q8_0"), NumpyOps())
     with driver.file:
         yield driver
         assert driver.state.used_pages == 0

@@ -253,6 +253,17 @@ def test_a_snapshot_outlives_its_sequence_and_blocks_its_pages() -> None:
     assert state.used_pages == 0
 
 
+def test_a_step_that_writes_no_main_row_copies_no_main_page() -> None:
+    toy, state = open_state(mtp=True, pages=2)
+    oracle, a, tokens = Oracle(HYBRID), state.open(), [3] * 40
+    run(toy, state, [(a, tokens, 40)])
+    snapshot = state.snapshot(a)
+    assert state.free_pages == 0
+    catch_up(toy, state, [(a, tokens)])
+    assert state.digest(a) == oracle.digest(tokens, 40)
+    snapshot.release()
+
+
 # ---- the MTP track
 def test_pending_rows_are_copies() -> None:
     toy, state = open_state(mtp=True)

@@ -20,25 +20,23 @@ from dotllm.errors import UsageError
 from dotllm.models.base import Model
 from dotllm.ops.protocol import Array, Ops
 from dotllm.spec.drafter import Drafter, NoDrafter
-from dotllm.spec.verify import Cursor, TextSink, Verdict, verify
+from dotllm.spec.verify import Cursor, Verdict, verify
 from dotllm.state.manager import StateManager, Step
+from dotllm.text.stream import TextStream, TokenBytes
 
-__all__ = ["Engine", "Texts"]
+__all__ = ["Engine", "Tokens"]
 
 logger = logging.getLogger(__name__)
 
 NEVER = float("-inf")
 
 
-class Texts(Protocol):
+class Tokens(TokenBytes, Protocol):
     """What the engine wants of a tokenizer."""
 
     @property
     def end_ids(self) -> Collection[int]:
         """Tokens that end an answer."""
-
-    def stream(self, stop: Sequence[str]) -> TextSink:
-        """A detokeniser of one answer that watches for these stop strings."""
 
 
 class Engine:
@@ -51,7 +49,7 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        texts: Texts,
+        tokenizer: Tokens,
         state: StateManager,
         ops: Ops,
         *,
@@ -60,7 +58,7 @@ class Engine:
         chunk: int = 512,
         drafter: Drafter | None = None,
     ) -> None:
-        self.model, self.texts, self.state, self.context = model, texts, state, context
+        self.model, self.tokenizer, self.state, self.context = model, tokenizer, state, context
         self.stats = EngineStats()
         self._ops, self._drafter = ops, drafter or NoDrafter()
         self._scheduler = Scheduler(state, context=context, max_rows=max_rows, chunk=chunk, depth=self._drafter.depth)
@@ -188,7 +186,7 @@ class Engine:
             events += [Event(active.id, t.token, t.text, t.logprob, t.top) for t in verdict.tokens]
             if verdict.finish:
                 events[-1] = replace(
-                    events[-1], finish_reason=verdict.finish, stop=cursor.text.stopped, stats=active.stats
+                    events[-1], finish_reason=verdict.finish, stop=cursor.text.stop_string, stats=active.stats
                 )
                 self._scheduler.remove(active)
         return events
@@ -217,13 +215,13 @@ class Engine:
         return Event(active.id, finish_reason="error", error=error, stats=stats)
 
     def _cursor(self, request: Request) -> Cursor:
-        sampling, ends = request.sampling, frozenset(self.texts.end_ids)
+        sampling, ends = request.sampling, frozenset(self.tokenizer.end_ids)
         if request.ignore_eos:
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, **dict.fromkeys(ends, NEVER)})
         return Cursor(
             sampling,
             request.prompt,
-            self.texts.stream(request.stop),
+            TextStream(self.tokenizer, request.stop),
             end_ids=ends,
             max_tokens=self.context if request.max_tokens is None else request.max_tokens,
             context=self.context,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +30,20 @@ FinishReason = Literal["stop", "length"]
 
 
 class TextSink(Protocol):
-    """Turns tokens into text that is safe to show, and watches for stop strings."""
+    """Turns tokens into text that is safe to show, and watches for stop strings; see `text.stream`."""
 
-    stopped: str | None
-    """The stop string that was found."""
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
 
-    def push(self, token: int) -> str:
+    def push(self, token_id: int) -> str:
         """Text that is certain after this token; with a stop string found, what comes before it."""
 
     def finish(self) -> str:
         """What was still held back."""
 
-    def mark(self) -> object: ...
-    def restore(self, mark: object) -> None: ...
+    def mark(self) -> Any: ...
+    def restore(self, mark: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,14 @@ class Verdict:
 class _Mark(NamedTuple):
     tokens: int
     finish: FinishReason | None
-    text: object
+    text: Any
 
 
 class _Saved(NamedTuple):
     history: tuple[int, ...]
     prompt: int
     finish: FinishReason | None
-    text: object
+    text: Any
 
 
 class Cursor:
@@ -132,11 +133,11 @@ class Cursor:
             self.finish = "stop"
         else:
             text = self.text.push(drawn.token)
-            if self.text.stopped is not None:
+            if self.text.stop_string is not None:
                 self.finish = "stop"
             elif len(self.history) == self._last:
                 self.finish = "length"
-        if self.finish and self.text.stopped is None:
+        if self.finish and self.text.stop_string is None:
             text += self.text.finish()
         return Emitted(drawn.token, text, drawn.logprob, drawn.top)
 

@@ -12,6 +12,7 @@ from letters import Letters
 from dotllm.errors import DotLLMError, StateError
 from dotllm.sampling.params import SamplingParams
 from dotllm.spec.verify import Cursor, Emitted, verify
+from dotllm.text.stream import TextStream
 
 VOCABULARY = 30
 PROMPT = (4, 11, 12, 4)
@@ -27,7 +28,7 @@ def logits_after(history: Sequence[int]) -> np.ndarray:
 
 
 def make(sampling: SamplingParams, *, max_tokens: int, context: int = 1000, ends=(END,), stops=()) -> Cursor:
-    return Cursor(sampling, PROMPT, Letters(stops), end_ids=ends, max_tokens=max_tokens, context=context)
+    return Cursor(sampling, PROMPT, TextStream(Letters(), stops), end_ids=ends, max_tokens=max_tokens, context=context)
 
 
 def plain(cursor: Cursor) -> list[Emitted]:
@@ -118,7 +119,7 @@ def test_a_stop_string_at_every_place_of_the_block() -> None:
                 cursor = make(PENALTIES["greedy"], max_tokens=24, stops=(stop,))
                 assert blocks(cursor, lambda n, d=depth: answer[n : n + d]) == expected
                 assert cursor.finish == "stop"
-                assert cursor.text.stopped == stop
+                assert cursor.text.stop_string == stop
                 checked += 1
     assert checked > 100
 
@@ -213,7 +214,7 @@ def test_snapshot_and_restore_go_on_with_the_same_words() -> None:
     other.restore(saved)
     assert plain(other) == rest
     with pytest.raises(StateError, match="same prompt"):
-        Cursor(SamplingParams(), (1, 2), Letters(), end_ids=(), max_tokens=3, context=9).restore(saved)
+        Cursor(SamplingParams(), (1, 2), TextStream(Letters()), end_ids=(), max_tokens=3, context=9).restore(saved)
 
 
 def test_misuse_is_refused() -> None:
@@ -223,3 +224,30 @@ def test_misuse_is_refused() -> None:
     cursor.take(logits_after(PROMPT))
     with pytest.raises(StateError, match="ended"):
         cursor.take(logits_after(PROMPT))
+
+
+def test_characters_of_several_tokens_inside_a_block_come_out_whole() -> None:
+    """Token 10 + b is byte b of the text; every block border is tried."""
+    text = "naïve नमस्ते 👩‍🚀 мир"
+    data = text.encode()
+
+    class Bytes:
+        def token_bytes(self, token_id: int, *, special: bool = False) -> bytes:
+            return bytes([token_id - 10])
+
+    def row(place: int) -> np.ndarray:
+        logits = np.zeros(266, np.float32)
+        logits[10 + data[place % len(data)]] = 1.0
+        return logits
+
+    for count in (len(data), len(data) - 1):  # the second ends within a character
+        for depth in range(8):
+            stream = TextStream(Bytes(), ("never",))
+            cursor = Cursor(SamplingParams(), [1], stream, end_ids=(), max_tokens=count, context=1000)
+            out: list[Emitted] = []
+            while cursor.finish is None:
+                place = len(out)
+                drafts = [10 + b for b in data[place : place + depth]]
+                out += verify(cursor, drafts, np.stack([row(place + i) for i in range(len(drafts) + 1)])).tokens
+            assert "".join(e.text for e in out) == data[:count].decode(errors="replace")
+            assert not any("\ufffd" in e.text for e in out[:-1])

@@ -264,6 +264,19 @@ def test_a_step_that_writes_no_main_row_copies_no_main_page() -> None:
     snapshot.release()
 
 
+def test_a_step_of_which_nothing_is_accepted_costs_no_page() -> None:
+    toy, state = open_state(mtp=True)
+    a = state.open()
+    run(toy, state, [(a, [3] * 40, 40)])
+    snapshot, used = state.snapshot(a), state.used_pages
+    run(toy, state, [(a, [1, 2], 0)])
+    assert state.used_pages == used  # the copy of the shared last page is given back
+    run(toy, state, [(a, [1, 2], 1)])
+    assert state.used_pages == used + 1
+    snapshot.release()
+    assert state.used_pages == used
+
+
 # ---- the MTP track
 def test_pending_rows_are_copies() -> None:
     toy, state = open_state(mtp=True)

@@ -38,12 +38,15 @@ REPORT_STEPS, VALIDATE_SECONDS = 20, 300.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to train: `steps` if positive, else `minutes`."""
+    """How long to train: `steps` if positive, else `minutes`. `product` is the type that matrices are multiplied in."""
 
     minutes: float
     steps: int
-    seed: int
     compiled: bool
+    product: torch.dtype
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", self.product, enabled=self.product != torch.float32)
 
 
 class Streams:
@@ -81,9 +84,9 @@ class Streams:
 
 
 @torch.no_grad()
-def orthogonalise(gradient: Tensor, rounds: int = 5) -> Tensor:
+def orthogonalise(gradient: Tensor, product: torch.dtype, rounds: int = 5) -> Tensor:
     """Newton-Schulz iteration on a stack of matrices (n, rows, columns), rows <= columns: singular values near 1."""
-    x = gradient.bfloat16()
+    x = gradient.to(product)
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(rounds):
         s = x @ x.transpose(-1, -2)
@@ -94,7 +97,8 @@ def orthogonalise(gradient: Tensor, rounds: int = 5) -> Tensor:
 class Muon:
     """Momentum, orthogonalised: the optimiser of Jordan et al. (2024), for matrices; equal shapes go in one stack."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], product: torch.dtype) -> None:
+        self._product = product
         self._groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for p in parameters:
             self._groups.setdefault(tuple(p.shape), []).append(p)
@@ -107,7 +111,7 @@ class Muon:
             self._momentum[shape].lerp_(gradient, 1 - MOMENTUM)
             gradient = gradient.lerp(self._momentum[shape], MOMENTUM)
             tall = shape[0] > shape[1]
-            update = orthogonalise(gradient.transpose(1, 2) if tall else gradient)
+            update = orthogonalise(gradient.transpose(1, 2) if tall else gradient, self._product)
             rate = MUON_RATE * scale
             for p, u in zip(parameters, update.transpose(1, 2) if tall else update, strict=True):
                 p.mul_(1 - rate * DECAY)
@@ -117,13 +121,13 @@ class Muon:
 class Optimiser:
     """Muon for the matrices inside blocks; AdamW for embeddings, norms, convolutions and gates."""
 
-    def __init__(self, model: StoryModel) -> None:
+    def __init__(self, model: StoryModel, product: torch.dtype) -> None:
         def is_matrix(name: str, p: nn.Parameter) -> bool:
             return p.ndim == 2 and not any(part in name for part in ("embed", "conv", "alpha", "beta"))
 
         self._all = list(model.parameters())
         self._small = [p for n, p in model.named_parameters() if not is_matrix(n, p)]
-        self._muon = Muon([p for n, p in model.named_parameters() if is_matrix(n, p)])
+        self._muon = Muon([p for n, p in model.named_parameters() if is_matrix(n, p)], product)
         self._adam = torch.optim.AdamW(
             self._small, lr=ADAM_RATE, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True
         )
@@ -139,12 +143,12 @@ class Optimiser:
 
 
 @torch.no_grad()
-def validate(model: StoryModel, streams: Streams) -> dict[str, float]:
+def validate(model: StoryModel, streams: Streams, plan: Plan) -> dict[str, float]:
     """Held-out loss and perplexity a token, and the share of positions where each MTP pass agrees with the trunk."""
     windows = streams.held_out()
     total = np.zeros(3)
     for part in windows.split(8):
-        with torch.autocast("cpu", torch.bfloat16):
+        with plan.autocast():
             found, agreed = losses(model, part, depth=2, distil=False)
         total += np.array([float(x) for x in (found[0], *agreed)]) * len(part)
     loss, first, second = total / len(windows)
@@ -160,12 +164,12 @@ def train(model: StoryModel, streams: Streams, plan: Plan, log: Path, save: Call
     """Train in place; a JSON line every 20 steps to `log`; `save` is called every five minutes and at the end."""
 
     def loss_of(ids: Tensor, deep: bool) -> tuple[Tensor, Tensor]:
-        with torch.autocast("cpu", torch.bfloat16):
+        with plan.autocast():
             found, _ = losses(model, ids, depth=2 if deep else 1, distil=deep)
         return found[0], found[0] + sum(w * x for w, x in zip(MTP_WEIGHTS, found[1:], strict=False))
 
     step_loss = torch.compile(loss_of, dynamic=False) if plan.compiled else loss_of
-    optimiser = Optimiser(model)
+    optimiser = Optimiser(model, plan.product)
     begin = time.monotonic()
     next_check, step, average = VALIDATE_SECONDS, 0, math.nan
     with log.open("a") as out:
@@ -193,7 +197,7 @@ def train(model: StoryModel, streams: Streams, plan: Plan, log: Path, save: Call
                 say(loss=round(average, 4))
             if seconds >= next_check:
                 next_check += VALIDATE_SECONDS
-                say(held_out=validate(model, streams))
+                say(held_out=validate(model, streams, plan))
                 save()
-        say(held_out=validate(model, streams), done=True)
+        say(held_out=validate(model, streams, plan), done=True)
     save()

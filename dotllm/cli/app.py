@@ -40,10 +40,15 @@ class Commands(TyperGroup):
     """Runs a command; what goes wrong in it becomes one line on standard error and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        with _errors(), interruptible():
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-            return result
+        logger = logging.getLogger("dotllm")
+        try:
+            with _errors(), interruptible():
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+                return result
+        finally:  # a process that calls `main` keeps its own logging
+            logger.handlers = []
+            logger.setLevel(logging.NOTSET)
 
 
 @contextlib.contextmanager
@@ -61,6 +66,11 @@ def _errors() -> Iterator[None]:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except Exception as error:
+        if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):  # typer's own: bad usage, --help, --version
+            raise
+        _report(f"internal error: {type(error).__name__}: {error} (-v shows where; please report it)")
+        raise typer.Exit(1) from error
 
 
 def _report(message: str) -> None:
@@ -103,9 +113,9 @@ def _application() -> typer.Typer:
     return app
 
 
-def main() -> None:
-    """Entry point of the `dotllm` command."""
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `dotllm` command; `arguments` in place of those of the process. Ends with SystemExit."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
-    _application()(prog_name="dotllm")
+    _application()(arguments, prog_name="dotllm")

@@ -77,8 +77,17 @@ class Console:
         self.err.flush()
 
 
+class _Brief(logging.Formatter):
+    """A record in one line: no traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {record.getMessage()}"
+
+
 def set_log_level(*, verbose: bool, quiet: bool) -> None:
     """Log records of dotllm go to standard error: warnings, everything with `verbose`, errors alone with `quiet`."""
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.WARNING
-    logging.getLogger("dotllm").setLevel(level)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter((logging.Formatter if verbose else _Brief)("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("dotllm")
+    logger.handlers = [handler]
+    logger.setLevel(logging.DEBUG if verbose else logging.ERROR if quiet else logging.WARNING)

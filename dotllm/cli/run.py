@@ -102,7 +102,7 @@ def _stream(console: Console, session: Session, request: Request, *, echo: str) 
                 shown = event.text
             last = event
     finally:
-        if not shown.endswith("\n"):
+        if shown and not shown.endswith("\n"):
             console.write("\n")
     if last is None:
         raise DotLLMError("the engine gave no answer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from dotllm.gguf.reader import GGUFFile
     from dotllm.ops.protocol import CacheType, Ops
     from dotllm.sampling.params import SamplingParams
-    from dotllm.spec.verify import TextSink
     from dotllm.state.layout import StateLayout
-    from dotllm.text.stream import Mark, TextStream
     from dotllm.text.tokenizer import Tokenizer
 
 __all__ = ["Session", "open_session", "open_tokenizer", "sampling_params"]
@@ -46,45 +44,6 @@ class Session:
     context: int
     cache_type: str
     load_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """What the engine wants of a tokenizer."""
-
-    tokenizer: Tokenizer
-
-    @property
-    def end_ids(self) -> Collection[int]:
-        return self.tokenizer.end_ids
-
-    def stream(self, stop: Sequence[str]) -> TextSink:
-        from dotllm.text.stream import TextStream
-
-        return cast("TextSink", _Sink(TextStream(self.tokenizer, stop)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    """A text stream under the names that the engine knows."""
-
-    stream: TextStream
-
-    @property
-    def stopped(self) -> str | None:
-        return self.stream.stop_string
-
-    def push(self, token: int) -> str:
-        return self.stream.push(token)
-
-    def finish(self) -> str:
-        return self.stream.finish()
-
-    def mark(self) -> Mark:
-        return self.stream.mark()
-
-    def restore(self, mark: Mark) -> None:
-        self.stream.restore(mark)
 
 
 @contextmanager
@@ -113,10 +72,10 @@ def open_session(path: Path, options: ModelOptions, console: Console, *, ops: Op
             ops = select_ops(options.backend, options.threads) if ops is None else ops
             model = load_model(file, ops, context=context)
             state = StateManager(ops, layout, pages=pages, sequences=1, cache_type=cache_type)
-            engine = Engine(model, _Texts(tokenizer), state, ops, context=context, max_rows=chunk, chunk=chunk)
+            engine = Engine(model, tokenizer, state, ops, context=context, max_rows=chunk, chunk=chunk)
             load_ms = 1e3 * (time.perf_counter() - start)
             console.progress("")
-            threads = getattr(ops, "threads", None)
+            threads = getattr(ops, "n_threads", None)
             yield Session(path, file, config, tokenizer, ops, engine, ops.name, threads, context, cache_type, load_ms)
     finally:
         console.progress("")

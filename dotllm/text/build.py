@@ -29,10 +29,11 @@ def load_or_build_engine(
 ) -> tokenizers.Tokenizer:
     """The engine from the cache if an intact copy is there, else newly built (and cached).
 
-    Without `cache_dir` or `fingerprint` nothing is read or written. A cache that cannot be written is no error: the
-    next start is slower, that is all.
+    Only SentencePiece engines are kept: finding half a million merges takes seconds, whereas a file that lists its
+    merges is read as fast as a cached copy. Without `cache_dir` or `fingerprint` nothing is read or written. A cache
+    that cannot be written is no error: the next start is slower, that is all.
     """
-    if cache_dir is None or fingerprint is None:
+    if not vocabulary.sentencepiece or cache_dir is None or fingerprint is None:
         return build_engine(metadata, vocabulary)
     key = hashlib.sha256(b"%d|%s|" % (_LAYOUT, tokenizers.__version__.encode()) + fingerprint).hexdigest()
     path = cache_dir / f"tokenizer-{key[:32]}.json"

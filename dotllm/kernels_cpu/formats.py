@@ -61,73 +61,69 @@ def _q4_1(e: Any, acc: Values) -> Values:
     return [e.fma(m, e.offset(t), value) for t, value in enumerate(acc)]
 
 
-def _k_scales(e: Any) -> tuple[Values, Values]:
-    """The eight 6-bit scales and minima of Q4_K and Q5_K."""
-    u0, u1, u2 = e.words(64), e.words(128), e.words(192)
-    scales = (u0 & 0x3F3F3F3F, (u2 & 0x0F0F0F0F) | (((u0 >> 6) & 0x03030303) << 4))
-    mins = (u1 & 0x3F3F3F3F, ((u2 >> 4) & 0x0F0F0F0F) | (((u1 >> 6) & 0x03030303) << 4))
-    first, second = ([(pair[i // 4] >> (8 * (i % 4))) & 255 for i in range(8)] for pair in (scales, mins))
-    return first, second
-
-
-def _k_minima(e: Any, acc: Values, mins: Values) -> Values:
+def _k_minima(e: Any, acc: Values) -> Values:
     """y -= dmin * dx * sum over sub-blocks of min * sum(x)"""
-    lows = [e.zero() for _ in acc]
-    for i, least in enumerate(mins):
-        lows = [low + e.product(least, e.sum(t, 2 * i) + e.sum(t, 2 * i + 1)) for t, low in enumerate(lows)]
+
+    def add(i: Any, lows: Values) -> Values:
+        least = e.small(i * 16 + 192)
+        return [low + e.product(least, e.sum(t, i * 2) + e.sum(t, i * 2 + 1)) for t, low in enumerate(lows)]
+
+    lows = e.repeat(8, add, [e.zero() for _ in acc])
     dmin = e.halves(32)
     return [value - e.float(lows[t]) * (dmin * e.scale(t)) for t, value in enumerate(acc)]
 
 
 def _q4_k(e: Any, acc: Values) -> Values:
     """y += d * dx * sum over sub-blocks of scale * sum(q * x), less the minima"""
-    scales, mins = _k_scales(e)
-    acc = e.pin(_k_minima(e, acc, mins))
-    total = [e.zero() for _ in acc]
-    for i, scale in enumerate(scales):  # 32 bytes a row hold sub-block 2c in the low nibbles, 2c + 1 in the high ones
 
-        def pieces(i: int = i) -> Pieces:
-            for j in range(8):
-                v = e.bytes(256 + (8 * (i // 2) + j) * 64)
-                yield (v & 15 if i % 2 == 0 else v >> 4), 32 * i + 4 * j
+    def add(
+        c: Any, total: Values
+    ) -> Values:  # 32 bytes a row: sub-block 2c in the low nibbles, 2c + 1 in the high ones
+        low = ((e.bytes(c * 512 + (320 + 64 * j)) & 15, c * 64 + 4 * j) for j in range(8))
+        high = ((e.bytes(c * 512 + (320 + 64 * j)) >> 4, c * 64 + (32 + 4 * j)) for j in range(8))
+        total = e.dots_scaled(total, e.small(c * 32 + 64), low, 15)
+        return e.dots_scaled(total, e.small(c * 32 + 80), high, 15)
 
-        total = e.pin(e.dots_scaled(total, scale, pieces(), 15))
-    return _scaled_sums(e, acc, total, e.halves(0))
+    total = e.repeat(4, add, [e.zero() for _ in acc])
+    return _scaled_sums(e, _k_minima(e, acc), total, e.halves(0))
 
 
 def _q5_k(e: Any, acc: Values) -> Values:
     """As Q4_K, with bit i of 32 more bytes a row as fifth bit of sub-block i"""
-    scales, mins = _k_scales(e)
-    acc = e.pin(_k_minima(e, acc, mins))
-    total = [e.zero() for _ in acc]
-    for i, scale in enumerate(scales):
 
-        def pieces(i: int = i) -> Pieces:
-            for j in range(8):
-                v, fifth = e.bytes(768 + (8 * (i // 2) + j) * 64), e.bytes(256 + 64 * j)
-                yield (v & 15 if i % 2 == 0 else v >> 4) | (((fifth >> i) & 1) << 4), 32 * i + 4 * j
+    def pieces(c: Any, high: int) -> Pieces:
+        for j in range(8):
+            v, fifth = e.bytes(c * 512 + (832 + 64 * j)), e.bit(e.bytes(320 + 64 * j), c * 2 + high)
+            yield (v >> 4 if high else v & 15) | (fifth << 4), c * 64 + (32 * high + 4 * j)
 
-        total = e.pin(e.dots_scaled(total, scale, pieces(), 31))
-    return _scaled_sums(e, acc, total, e.halves(0))
+    def add(c: Any, total: Values) -> Values:
+        total = e.dots_scaled(total, e.small(c * 32 + 64), pieces(c, 0), 31)
+        return e.dots_scaled(total, e.small(c * 32 + 80), pieces(c, 1), 31)
+
+    total = e.repeat(4, add, [e.zero() for _ in acc])
+    return _scaled_sums(e, _k_minima(e, acc), total, e.halves(0))
 
 
 def _q6_k(e: Any, acc: Values) -> Values:
     """y += d * dx * sum over sub-blocks of scale * (sum(q * x) - 32 sum(x))"""
-    total = [e.zero() for _ in acc]
-    for i in range(16):  # sub-block i: half i // 8 of the block, group i % 8 // 2 of 32 values, part i % 2
-        half, group, part = i // 8, i % 8 // 2, i % 2
 
-        def pieces(half: int = half, group: int = group, part: int = part) -> Pieces:
-            for j in range(4):  # group g: nibble g // 2 of low bytes g % 2, and bits 2g, 2g + 1 of the high bytes
-                low = e.bytes((16 * half + 8 * (group % 2) + 4 * part + j) * 64)
-                high = e.bytes(2048 + (8 * half + 4 * part + j) * 64)
-                two = high << (4 - 2 * group) if group < 2 else high >> (2 * group - 4)
-                k = 128 * half + 32 * group + 16 * part + 4 * j
-                yield (low & 15 if group < 2 else low >> 4) | (two & 48), k
+    def pieces(half: Any, group: int, part: int) -> Pieces:
+        for j in range(4):  # group g: nibble g // 2 of low bytes g % 2, and bits 2g, 2g + 1 of the high bytes
+            low = e.bytes(half * 1024 + (8 * (group % 2) + 4 * part + j) * 64)
+            high = e.bytes(half * 512 + (2048 + (4 * part + j) * 64))
+            two = high << (4 - 2 * group) if group < 2 else high >> (2 * group - 4)
+            yield (low & 15 if group < 2 else low >> 4) | (two & 48), half * 128 + (32 * group + 16 * part + 4 * j)
 
-        scale = e.signed_bytes(3072 + 16 * i)
-        total = e.dots_scaled(total, scale, pieces(), 63)
-        total = e.pin([value - (e.product(scale, e.sum(t, i)) << 5) for t, value in enumerate(total)])
+    def add(half: Any, total: Values) -> Values:  # 128 values: four groups of 32, each two sub-blocks of 16
+        for group in range(4):
+            for part in range(2):
+                scale = e.signed_small(half * 128 + (3072 + 32 * group + 16 * part))
+                less = [e.product(scale, e.sum(t, half * 8 + (2 * group + part))) << 5 for t in range(len(total))]
+                total = e.dots_scaled(total, scale, pieces(half, group, part), 63)
+                total = [value - less[t] for t, value in enumerate(total)]
+        return total
+
+    total = e.repeat(2, add, [e.zero() for _ in acc])
     return _scaled_sums(e, acc, total, e.halves(3328))
 
 
@@ -135,6 +131,7 @@ def _q6_k(e: Any, acc: Values) -> Values:
 class Layout:
     """How one format is interleaved: parts of a GGUF block as (first byte, last byte, unit), in R16 order.
 
+    Before that, `expand` may rewrite the blocks (Q4_K and Q5_K: 6-bit scales and minima as bytes, 3 % more of them).
     unit 4 interleaves the rows four bytes at a time, 2 two bytes (a float16), 1 byte by byte; `padding` zero bytes end
     the block. `sums` is how many activation sums it meets; `ahead`, how early weights are fetched, in bytes.
     """
@@ -145,6 +142,7 @@ class Layout:
     sums: int
     ahead: int
     padding: int = 0
+    expand: Callable[[Bytes], Bytes] | None = None
 
     @property
     def elements(self) -> int:
@@ -153,7 +151,16 @@ class Layout:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block of sixteen rows."""
-        return 16 * FORMATS[self.type].bytes + self.padding
+        return 16 * sum(last - first for first, last, _ in self.parts) + self.padding
+
+
+def _expand_scales(rows: Bytes) -> Bytes:
+    """Blocks d dmin packed[12] .. of Q4_K and Q5_K as d dmin scale[8] min[8] .."""
+    packed = rows[..., 4:16]
+    low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = [low & 63, (high & 15) | (low >> 6 << 4)]
+    mins = [middle & 63, (high >> 4) | (middle >> 6 << 4)]
+    return np.concatenate([rows[..., :4], *scales, *mins, rows[..., 16:]], axis=-1)
 
 
 def _layouts() -> dict[str, Layout]:
@@ -162,8 +169,8 @@ def _layouts() -> dict[str, Layout]:
         Layout(T.Q8_0, _q8_0, ((0, 2, 2), (2, 34, 4)), 1, 4096),
         Layout(T.Q4_0, _q4_0, ((0, 2, 2), (2, 18, 4)), 1, 4096),
         Layout(T.Q4_1, _q4_1, ((0, 2, 2), (2, 4, 2), (4, 20, 4)), 1, 4096),
-        Layout(T.Q4_K, _q4_k, ((0, 2, 2), (2, 4, 2), (4, 16, 4), (16, 144, 4)), 16, 3072),
-        Layout(T.Q5_K, _q5_k, ((0, 2, 2), (2, 4, 2), (4, 16, 4), (16, 48, 4), (48, 176, 4)), 16, 3072),
+        Layout(T.Q4_K, _q4_k, ((0, 2, 2), (2, 4, 2), (4, 20, 1), (20, 148, 4)), 16, 3072, 0, _expand_scales),
+        Layout(T.Q5_K, _q5_k, ((0, 2, 2), (2, 4, 2), (4, 20, 1), (20, 180, 4)), 16, 3072, 0, _expand_scales),
         Layout(T.Q6_K, _q6_k, ((0, 128, 4), (128, 192, 4), (192, 208, 1), (208, 210, 2)), 16, 3072, padding=32),
     )
     return {layout.type.name: layout for layout in layouts}
@@ -180,6 +187,7 @@ def repack(layout: Layout, raw: Bytes) -> Bytes:
     out = np.zeros((groups, blocks, layout.block_bytes), np.uint8)
     for group in range(groups):
         rows = raw[16 * group : 16 * group + 16].reshape(-1, blocks, size)
+        rows = rows if layout.expand is None else layout.expand(rows)
         at = 0
         for first, last, unit in layout.parts:
             count, width = (last - first) // unit, 16 * (last - first)

@@ -11,7 +11,7 @@ All are exact in integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ SHORTS, INTS8, INTS, FLOATS = (ir.VectorType(t, n) for t, n in ((I16, 16), (I32,
 
 
 class Value:
-    """A vector in LLVM with the operators that micro-kernels use."""
+    """A vector, or an index, in LLVM with the operators that micro-kernels use."""
 
     __slots__ = ("builder", "v")
 
@@ -38,8 +38,11 @@ class Value:
 
     def _apply(self, other: Any, for_floats: str, for_integers: str) -> Value:
         kind = self.v.type
-        right = other.v if isinstance(other, Value) else ir.Constant(kind, [other] * kind.count)
-        name = for_floats if kind.element == FLOAT else for_integers
+        if isinstance(other, Value):
+            right = other.v
+        else:
+            right = ir.Constant(kind, [other] * kind.count if isinstance(kind, ir.VectorType) else other)
+        name = for_floats if kind == FLOATS else for_integers
         return Value(self.builder, getattr(self.builder, name)(self.v, right))
 
     def __add__(self, other: Any) -> Value:
@@ -84,9 +87,9 @@ class LLVMMachine:
     def _value(self, v: Any) -> Value:
         return Value(self.builder, v)
 
-    def _load(self, address: Any, offset: int, kind: Any) -> Any:
-        at = self.builder.add(address, I64(offset))
-        value = self.builder.load(self.builder.inttoptr(at, kind.as_pointer()))
+    def _load(self, address: Any, offset: int | Value, kind: Any) -> Any:
+        step = offset.v if isinstance(offset, Value) else I64(offset)
+        value = self.builder.load(self.builder.inttoptr(self.builder.add(address, step), kind.as_pointer()))
         value.align = 1
         return value
 
@@ -102,16 +105,16 @@ class LLVMMachine:
             self._call("llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
 
     # ---- reading
-    def bytes(self, at: int) -> Value:
+    def bytes(self, at: int | Value) -> Value:
         return self._value(self._load(self.block.weights, at, BYTES64))
 
-    def signed_bytes(self, at: int) -> Value:
+    def small(self, at: int | Value) -> Value:
+        return self._value(self.builder.zext(self._load(self.block.weights, at, ir.VectorType(I8, 16)), INTS))
+
+    def signed_small(self, at: int | Value) -> Value:
         return self._value(self.builder.sext(self._load(self.block.weights, at, ir.VectorType(I8, 16)), INTS))
 
-    def words(self, at: int) -> Value:
-        return self._value(self._load(self.block.weights, at, INTS))
-
-    def halves(self, at: int) -> Value:
+    def halves(self, at: int | Value) -> Value:
         return self._value(self.builder.fpext(self._load(self.block.weights, at, ir.VectorType(HALF, 16)), FLOATS))
 
     def scale(self, token: int) -> Value:
@@ -120,8 +123,8 @@ class LLVMMachine:
     def offset(self, token: int) -> Value:
         return self._value(splat_value(self.builder, self._load(self.block.offsets[token], 0, FLOAT)))
 
-    def sum(self, token: int, index: int) -> Value:
-        return self._value(splat_value(self.builder, self._load(self.block.sums[token], 4 * index, I32)))
+    def sum(self, token: int, index: int | Value) -> Value:
+        return self._value(splat_value(self.builder, self._load(self.block.sums[token], index * 4, I32)))
 
     # ---- arithmetic
     def zero(self) -> Value:
@@ -139,18 +142,31 @@ class LLVMMachine:
         low = self.builder.bitcast((a & 0xFFFF).v, ir.VectorType(I16, 32))  # vpmulld is slow; the other halves are 0
         return self._value(self._pairs(low, self.builder.bitcast(b.v, ir.VectorType(I16, 32))))
 
-    def pin(self, values: list[Value]) -> list[Value]:
-        """Pass values through an empty asm: nothing is moved across, so LLVM keeps fewer vectors live."""
-        if self.isa == "generic":
-            return values
-        constraint = "=v,0" if self.isa == "vnni" else "=x,0"
-        pinned = []
-        for value in values:
-            parts = [value.v] if self.isa == "vnni" else self._halves(value.v)
-            kind = ir.FunctionType(parts[0].type, [parts[0].type])
-            parts = [self.builder.asm(kind, "", constraint, [part], True) for part in parts]
-            pinned.append(self._value(parts[0] if len(parts) == 1 else self._join(*parts)))
-        return pinned
+    def bit(self, v: Value, index: Value) -> Value:
+        words = self._value(self.builder.bitcast(v.v, INTS))
+        count = splat_value(self.builder, self.builder.trunc(index.v, I32))
+        return self._value(self.builder.bitcast(((words >> self._value(count)) & 0x01010101).v, BYTES64))
+
+    def repeat(
+        self, count: int, body: Callable[[Value, list[Value]], list[Value]], carried: list[Value]
+    ) -> list[Value]:
+        builder = self.builder
+        before = builder.block
+        inside, after = builder.append_basic_block("repeat"), builder.append_basic_block("repeated")
+        builder.branch(inside)
+        builder.position_at_end(inside)
+        index = builder.phi(I64)
+        values = [builder.phi(value.v.type) for value in carried]
+        results = body(self._value(index), [self._value(value) for value in values])
+        following = builder.add(index, I64(1))
+        for phi, first, last in zip(
+            [index, *values], [I64(0), *(c.v for c in carried)], [following, *(r.v for r in results)], strict=True
+        ):
+            phi.add_incoming(first, before)
+            phi.add_incoming(last, builder.block)
+        builder.cbranch(builder.icmp_unsigned("<", following, I64(count)), inside, after)
+        builder.position_at_end(after)
+        return results
 
     def _halves(self, v: Any) -> list[Any]:
         n = v.type.count // 2
@@ -165,13 +181,13 @@ class LLVMMachine:
         return self.builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, n), list(range(n))))
 
     # ---- dot products
-    def dots(self, pieces: Iterable[tuple[Value, int]], limit: int) -> list[Value]:
+    def dots(self, pieces: Iterable[tuple[Value, int | Value]], limit: int) -> list[Value]:
         zeros = [self.zero() for _ in self.block.values]
         if self.isa == "avx2":
             return self._dots_avx2(zeros, None, pieces, limit)
         return self._dots_wide(zeros, pieces)
 
-    def dots_signed(self, pieces: Iterable[tuple[Value, int]]) -> list[Value]:
+    def dots_signed(self, pieces: Iterable[tuple[Value, int | Value]]) -> list[Value]:
         zeros = [self.zero() for _ in self.block.values]
         if self.isa == "avx2":
             return self._dots_avx2(zeros, None, pieces, None)
@@ -180,17 +196,17 @@ class LLVMMachine:
         return [part - (self.sum(token, 0) << 7) for token, part in enumerate(parts)]
 
     def dots_scaled(
-        self, total: list[Value], scale: Value, pieces: Iterable[tuple[Value, int]], limit: int
+        self, total: list[Value], scale: Value, pieces: Iterable[tuple[Value, int | Value]], limit: int
     ) -> list[Value]:
         if self.isa == "avx2":
             return self._dots_avx2(total, scale, pieces, limit)
         parts = self._dots_wide([self.zero() for _ in total], pieces)
         return [total[token] + scale * part for token, part in enumerate(parts)]
 
-    def _quad(self, token: int, first: int) -> Any:
+    def _quad(self, token: int, first: int | Value) -> Any:
         return self._load(self.block.values[token], first, I32)
 
-    def _dots_wide(self, acc: list[Value], pieces: Iterable[tuple[Value, int]]) -> list[Value]:
+    def _dots_wide(self, acc: list[Value], pieces: Iterable[tuple[Value, int | Value]]) -> list[Value]:
         for weights, first in pieces:
             for token in range(len(acc)):
                 word = splat_value(self.builder, self._quad(token, first))
@@ -220,7 +236,7 @@ class LLVMMachine:
         return self._join(*(self._call("llvm.x86.avx2.pmadd.wd", INTS8, x, y) for x, y in parts))
 
     def _dots_avx2(
-        self, total: list[Value], scale: Value | None, pieces: Iterable[tuple[Value, int]], limit: int | None
+        self, total: list[Value], scale: Value | None, pieces: Iterable[tuple[Value, int | Value]], limit: int | None
     ) -> list[Value]:
         """`limit` None means signed weights; int16 holds 32767 // (2 * 127 * limit) products of pairs."""
         factor = ir.Constant(ir.VectorType(I16, 32), [1] * 32)
@@ -240,7 +256,7 @@ class LLVMMachine:
     def _flush(self, total: list[Value], shorts: list[Any], factor: Any) -> list[Value]:
         return [value + self._value(self._pairs(part, factor)) for value, part in zip(total, shorts, strict=True)]
 
-    def _maddubs(self, weights: Value, token: int, first: int, signed: bool) -> Any:
+    def _maddubs(self, weights: Value, token: int, first: int | Value, signed: bool) -> Any:
         eight = ir.VectorType(I32, 8)
         word = self._quad(token, first)
         one = self.builder.insert_element(ir.Constant(eight, ir.Undefined), word, I32(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,13 +44,13 @@ class PyMachine:
         """Four weights of each of sixteen rows, unsigned: (64,)."""
         return self._read(self.weights, self.at + at, 64)
 
-    def signed_bytes(self, at: int) -> Ints:
+    def small(self, at: int) -> Ints:
+        """One unsigned byte of each row as int32."""
+        return self._read(self.weights, self.at + at, 16).astype(np.int32)
+
+    def signed_small(self, at: int) -> Ints:
         """One signed byte of each row as int32."""
         return self._read(self.weights, self.at + at, 16).view(np.int8).astype(np.int32)
-
-    def words(self, at: int) -> NDArray[np.uint32]:
-        """Four bytes of each row as a word without sign."""
-        return np.ascontiguousarray(self._read(self.weights, self.at + at, 64)).view(np.uint32)
 
     def halves(self, at: int) -> NDArray[np.float32]:
         """A float16 of each row."""
@@ -86,11 +86,17 @@ class PyMachine:
 
     def product(self, a: Ints, b: Ints) -> Ints:
         """a * b; both fit in 16 bits."""
-        return a.astype(np.int32) * b
+        return a * b
 
-    def pin(self, values: list[Any]) -> list[Any]:
-        """The values themselves (a hint to the compiler)."""
-        return values
+    def bit(self, v: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
+        """Bit `index` of every byte."""
+        return (v >> np.uint8(index)) & np.uint8(1)
+
+    def repeat(self, count: int, body: Callable[[int, list[Any]], list[Any]], carried: list[Any]) -> list[Any]:
+        """carried = body(i, carried) for i = 0 .. count - 1: a loop that stays a loop when compiled."""
+        for i in range(count):
+            carried = body(i, carried)
+        return carried
 
     def _dot(self, weights: NDArray[Any], token: int, first: int) -> Ints:
         at = (self.rows[token] * self.blocks + self.block) * self.elements + first
@@ -107,7 +113,7 @@ class PyMachine:
 
     def dots_scaled(self, total: list[Ints], scale: Any, pieces: Iterable[tuple[Any, int]], limit: int) -> list[Ints]:
         """total + scale * the sums of `dots`; the scale fits in 16 bits."""
-        total, scale = list(total), scale.astype(np.int32)
+        total = list(total)
         for weights, k in pieces:
             for token in range(len(total)):
                 total[token] = total[token] + scale * self._dot(weights, token, k)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import config, types
 from numba.extending import intrinsic, overload
 
 from dotllm.kernels_cpu.formats import R16
@@ -25,17 +25,17 @@ __all__ = ["block_bytes", "tile"]
 I64 = ir.IntType(64)
 
 
-def block_bytes(format: str) -> int:
+def _block_bytes_in_python(format: str) -> int:
     """Bytes of one block of sixteen rows."""
     return R16[format].block_bytes
 
 
-def start(T: int) -> Any:
+def _start_in_python(T: int) -> Any:
     """T accumulators of zeros."""
     return tuple(np.zeros(16, np.float32) for _ in range(T))
 
 
-def block(
+def _block_in_python(
     format: str,
     isa: str,
     T: int,
@@ -155,15 +155,10 @@ def _block(
     return signature, codegen
 
 
-overload(block_bytes, prefer_literal=True)(lambda format: lambda format: _block_bytes(format))
-overload(start, prefer_literal=True)(lambda T: lambda T: _start(T))
-overload(block, prefer_literal=True)(
-    lambda format, isa, T, acc, weights, at, index, blocks, values, scales, sums, offsets, rows: (
-        lambda format, isa, T, acc, weights, at, index, blocks, values, scales, sums, offsets, rows: _block(
-            format, isa, T, acc, weights, at, index, blocks, values, scales, sums, offsets, rows
-        )
-    )
-)
+# Inside kernels these are intrinsics themselves, not overloads: an overload is a compilation more for each format.
+block_bytes = _block_bytes_in_python if config.DISABLE_JIT else _block_bytes
+start = _start_in_python if config.DISABLE_JIT else _start
+block = _block_in_python if config.DISABLE_JIT else _block
 overload(tile, prefer_literal=True, strict=False)(
     lambda format, isa, T, weights, at, blocks, values, scales, sums, offsets, rows: tile
 )

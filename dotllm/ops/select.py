@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from dotllm.errors import BackendUnavailable, UsageError
 from dotllm.ops.protocol import Ops
 
-__all__ = ["BACKENDS", "select_ops"]
+__all__ = ["BACKENDS", "compiling", "select_ops"]
 
 BACKENDS = ("cpu", "numpy")
 
@@ -33,3 +35,15 @@ def select_ops(name: str, threads: int | None = None) -> Ops:
             f"the cpu backend cannot be loaded ({error}); reinstall numba, or choose --backend numpy, which is slow"
         ) from error
     return cast(Ops, CpuOps(threads))
+
+
+@contextmanager
+def compiling(ops: Ops) -> Iterator[None]:
+    """Hold while kernels may be compiled: two processes that start together then do not compile the same ones."""
+    if ops.name != "cpu":
+        yield
+        return
+    from dotllm.kernels_cpu import cache
+
+    with cache.compiling():
+        yield

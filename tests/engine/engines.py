@@ -50,10 +50,10 @@ class Lab:
         pages: int | None = None,
         ends: Collection[int] = (),
         model: Any = None,
-        **rest: Any,
+        **more: Any,
     ) -> Engine:
         state = self.state(sequences, pages)
-        return Engine(model or self.model, Letters(ends), state, self.ops, context=CONTEXT, **rest)
+        return Engine(model or self.model, Letters(ends), state, self.ops, context=CONTEXT, **more)
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """Plain greedy decoding without the engine: the prompt at once, then token after token."""

@@ -1,4 +1,4 @@
-"""Each answer is that of the model alone, whatever else runs, however the prompt is cut, whenever others come and go."""
+"""Each answer is that of the model alone, whatever runs beside it and however the prompt is cut."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_requests_wait_for_pages_and_none_fails_for_lack_of_them(lab: Lab) -> No
     assert (engine.running, engine.waiting) == (2, 3)
     events += run_all(engine)
     assert engine.state.used_pages == 0
-    for number, request in zip(numbers, requests, strict=True):
+    for number in numbers:
         assert len(answer(events_of(events, number))) == 30
         assert events_of(events, number)[-1].finish_reason == "length"
 

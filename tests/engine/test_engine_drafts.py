@@ -1,4 +1,4 @@
-"""Drafts of any kind change neither words nor state, on recurrent models too: there is one way back, and it is exact."""
+"""Drafts of any kind change neither words nor state, on recurrent models too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that fails has not happened: not in the state, not in the words; and one bad request cannot stop the others."""
+"""A step that fails has not happened: not in the state, not in the words. One bad request cannot stop the others."""
 
 from __future__ import annotations
 

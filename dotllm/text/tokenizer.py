@@ -55,8 +55,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Build from the metadata of a GGUF file.
 
-        With `cache_dir` and a `fingerprint` of the metadata (any bytes that change when the file does) an engine that is
-        slow to build is kept on disk and later starts load it. Raises UnsupportedModel or ModelFileError.
+        With `cache_dir` and a `fingerprint` of the metadata (any bytes that change when the file does) an engine that
+        is slow to build is kept on disk and later starts load it. Raises UnsupportedModel or ModelFileError.
         """
         vocabulary = Vocabulary.from_metadata(metadata)
         return cls(metadata, vocabulary, load_or_build_engine(metadata, vocabulary, cache_dir, fingerprint))

@@ -45,10 +45,10 @@ LOW = -1.0e30
 """Score of a slot that is not attended: exp(LOW - m) is zero."""
 
 
-def scratch_size(heads: int, width: int) -> int:
-    """Float32 values of scratch that one thread needs for units of `heads` query heads."""
+def scratch_size(queries: int, width: int) -> int:
+    """Float32 values of scratch that one thread needs for units of that many queries (rows x heads)."""
     padded = -(-width // 16) * 16
-    return heads * (2 * padded + PAGE + 2) + 2 * PAGE * padded
+    return queries * (2 * padded + PAGE + 2) + 2 * PAGE * padded
 
 
 @njit(cache=True)
@@ -137,19 +137,19 @@ def _mix(
 
 
 @njit(cache=True)
-def _begin(q: Any, q_at: int, heads: int, width: int, padded: int, scale: float, x: Any, x_at: int, m_at: int) -> None:
-    # scaled queries, padded; empty sums
+def _begin(
+    q: Any, q_at: int, width: int, padded: int, scale: float, x: Any, x_at: int, acc_at: int, m_at: int, queries: int
+) -> None:
+    # the scaled query, padded; empty sums
     factor = np.float32(scale)
-    for head in range(heads):
-        at = x_at + head * padded
-        for i in range(width):
-            x[at + i] = q[q_at + head * width + i] * factor
-        for i in range(width, padded):
-            x[at + i] = np.float32(0.0)
-        for i in range(0, padded, 16):
-            store16(x, at + heads * padded + i, zero16())
-        x[m_at + head] = np.float32(LOW)
-        x[m_at + heads + head] = np.float32(0.0)
+    for i in range(width):
+        x[x_at + i] = q[q_at + i] * factor
+    for i in range(width, padded):
+        x[x_at + i] = np.float32(0.0)
+    for i in range(0, padded, 16):
+        store16(x, acc_at + i, zero16())
+    x[m_at] = np.float32(LOW)
+    x[m_at + queries] = np.float32(0.0)
 
 
 @njit(cache=True)
@@ -169,59 +169,92 @@ def _finish(x: Any, q_at: int, acc_at: int, total: Any, gate: Any, out: Any, to:
 
 
 @njit(cache=True)
-def attention_part(
-    q: Any, k: Any, v: Any, k_half: Any, v_half: Any, gate: Any, pages: Any, sequence: Any, positions: Any,
-    q_heads: int, kv_heads: int, heads: int, width: int, scale: float, window: int, x: Any, out: Any,
-    thread: int, n_threads: int,
+def _span(position: int, window: int, tile: int) -> Any:
+    # the slots first .. last of a tile that a row at `position` attends; first >= last where there are none
+    start = max(0, position - window + 1) if window > 0 else 0
+    return max(start - tile * PAGE, 0), min(position + 1 - tile * PAGE, PAGE)
+
+
+@njit(cache=True)
+def _run(
+    q: Any, k: Any, v: Any, k_half: Any, v_half: Any, gate: Any, pages: Any, positions: Any, sequence: int,
+    row: int, stop: int, first_head: int, q_heads: int, kv_head: int, kv_heads: int, heads: int, width: int,
+    scale: float, window: int, x: Any, x_at: int, out: Any,
 ) -> None:  # fmt: skip
-    # q, out (M * H * D,), gate the same or (0,); k, v (pages * G * PAGE * D,) or (0,), k_half, v_half likewise;
-    # pages (S, P), sequence, positions (M,), `heads` query heads a unit (divides H / G), x scratch (n_threads * size,)
+    # rows row .. stop of one sequence, `heads` query heads from first_head on: each pair is a query with own sums
     padded = (width + 15) // 16 * 16
-    x_at = thread * (x.size // n_threads)
-    acc_at = x_at + heads * padded
-    scores_at = acc_at + heads * padded
-    m_at = scores_at + heads * PAGE
-    k_tile = m_at + 2 * heads
+    queries = (stop - row) * heads
+    acc_at = x_at + queries * padded
+    scores_at = acc_at + queries * padded
+    m_at = scores_at + queries * PAGE
+    k_tile = m_at + 2 * queries
     v_tile = k_tile + PAGE * padded
     unpacked = k_half.size > 0 or padded != width
     keys, values = (x, x) if unpacked else (k, v)
+    earliest, latest = int(positions[row]), int(positions[stop - 1])
+    for i in range(queries):
+        q_at = ((row + i // heads) * q_heads + first_head + i % heads) * width
+        _begin(q, q_at, width, padded, scale, x, x_at + i * padded, acc_at + i * padded, m_at + i, queries)
+    start = max(0, earliest - window + 1) if window > 0 else 0
+    for tile in range(start // PAGE, latest // PAGE + 1):
+        at = (int(pages[sequence, tile]) * kv_heads + kv_head) * PAGE * width
+        k_at, v_at = at, at
+        if unpacked:
+            k_at, v_at = k_tile, v_tile
+            first, last = _span(earliest, window, tile)[0], _span(latest, window, tile)[1]
+            _unpack(k, k_half, at, first, last, width, padded, x, k_tile)
+            _unpack(v, v_half, at, first, last, width, padded, x, v_tile)
+        for i in range(queries):
+            first, last = _span(int(positions[row + i // heads]), window, tile)
+            if first < last:
+                scores = scores_at + i * PAGE
+                _scores(x, x_at + i * padded, keys, k_at, padded, first, last, scores)
+                factor = _soften(x, scores, m_at + i, m_at + queries + i)
+                _mix(x, acc_at + i * padded, factor, scores, values, v_at, padded, first, last)
+    for i in range(queries):
+        q_at = ((row + i // heads) * q_heads + first_head + i % heads) * width
+        total = x[m_at + queries + i]
+        _finish(x, x_at + i * padded, acc_at + i * padded, total, gate, out, q_at, width, padded)
+
+
+@njit(cache=True)
+def attention_part(
+    q: Any, k: Any, v: Any, k_half: Any, v_half: Any, gate: Any, pages: Any, sequence: Any, positions: Any,
+    q_heads: int, kv_heads: int, rows: int, heads: int, width: int, scale: float, window: int, x: Any, out: Any,
+    thread: int, n_threads: int,
+) -> None:  # fmt: skip
+    # q, out (M * H * D,), gate the same or (0,); k, v (pages * G * PAGE * D,) or (0,), k_half, v_half likewise;
+    # pages (S, P), sequence, positions (M,); a unit: at most `rows` batch rows, `heads` query heads (divides H / G);
+    # x scratch (n_threads * size,)
     per_row = q_heads // heads
-    for unit in range(thread, positions.size * per_row, n_threads):
-        row, first_head = unit // per_row, unit % per_row * heads
-        kv_head = first_head // (q_heads // kv_heads)
-        q_at = (row * q_heads + first_head) * width
-        position = int(positions[row])
-        start = max(0, position - window + 1) if window > 0 else 0
-        _begin(q, q_at, heads, width, padded, scale, x, x_at, m_at)
-        for tile in range(start // PAGE, position // PAGE + 1):
-            at = (int(pages[sequence[row], tile]) * kv_heads + kv_head) * PAGE * width
-            first, last = max(start - tile * PAGE, 0), min(position + 1 - tile * PAGE, PAGE)
-            k_at, v_at = at, at
-            if unpacked:
-                k_at, v_at = k_tile, v_tile
-                _unpack(k, k_half, at, first, last, width, padded, x, k_tile)
-                _unpack(v, v_half, at, first, last, width, padded, x, v_tile)
-            for head in range(heads):
-                scores = scores_at + head * PAGE
-                _scores(x, x_at + head * padded, keys, k_at, padded, first, last, scores)
-                factor = _soften(x, scores, m_at + head, m_at + heads + head)
-                _mix(x, acc_at + head * padded, factor, scores, values, v_at, padded, first, last)
-        for head in range(heads):
-            at = head * padded
-            total = x[m_at + heads + head]
-            _finish(x, x_at + at, acc_at + at, total, gate, out, q_at + head * width, width, padded)
+    x_at = thread * (x.size // n_threads)
+    count = positions.size
+    blocks = (count + rows - 1) // rows
+    # later rows see more: units are dealt out like cards, which keeps the threads level
+    for unit in range(thread, blocks * per_row, n_threads):
+        first_head = unit % per_row * heads
+        row, end = unit // per_row * rows, min(unit // per_row * rows + rows, count)
+        while row < end:
+            stop = row + 1
+            while stop < end and sequence[stop] == sequence[row]:
+                stop += 1
+            _run(
+                q, k, v, k_half, v_half, gate, pages, positions, int(sequence[row]), row, stop, first_head, q_heads,
+                first_head // (q_heads // kv_heads), kv_heads, heads, width, scale, window, x, x_at, out,
+            )  # fmt: skip
+            row = stop
 
 
 @njit(cache=True, parallel=True)
 def attention(
     q: Any, k: Any, v: Any, k_half: Any, v_half: Any, gate: Any, pages: Any, sequence: Any, positions: Any,
-    q_heads: int, kv_heads: int, heads: int, width: int, scale: float, window: int, x: Any, out: Any, n_threads: int,
+    q_heads: int, kv_heads: int, rows: int, heads: int, width: int, scale: float, window: int, x: Any, out: Any,
+    n_threads: int,
 ) -> None:  # fmt: skip
-    # later rows see more: units are dealt out like cards, which keeps the threads level
     for t in prange(n_threads):
         attention_part(
-            q, k, v, k_half, v_half, gate, pages, sequence, positions, q_heads, kv_heads, heads, width, scale, window,
-            x, out, np.int64(t), n_threads,
+            q, k, v, k_half, v_half, gate, pages, sequence, positions, q_heads, kv_heads, rows, heads, width, scale,
+            window, x, out, np.int64(t), n_threads,
         )  # fmt: skip
 
 

@@ -40,6 +40,10 @@ THREADED_WORK = 1 << 15
 """Multiply-adds (or the like) below which starting threads costs more than it saves."""
 
 
+ATTENTION_ROWS = 8
+"""Rows that share one pass over the cache: enough to hide its traffic, few enough to stay in the first cache."""
+
+
 @dataclass(frozen=True, slots=True)
 class CpuTable:
     """A token embedding as it lies in the file: its rows are dequantised when they are looked up."""
@@ -116,11 +120,13 @@ class CpuOps:
         return np.array(array, order="C")
 
     def gather(self, x: F32, index: I32, out: F32) -> None:
-        require(out.shape == (len(index), *x.shape[1:]), f"gather: {len(index)} rows of {x.shape} into {out.shape}")
+        require(
+            out.shape == (len(index), *x.shape[1:]), "gather: {} rows of {} into {}", len(index), x.shape, out.shape
+        )
         np.take(x, ids("gather: index", index, len(x)), axis=0, out=out, mode="clip")
 
     def copy(self, source: NDArray[Any], target: NDArray[Any]) -> None:
-        require(source.shape == target.shape, f"copy: {source.shape} into {target.shape}")
+        require(source.shape == target.shape, "copy: {} into {}", source.shape, target.shape)
         np.copyto(target, source)
 
     # ---- rows in
@@ -131,7 +137,7 @@ class CpuOps:
 
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32, *, add: bool = False, column: int = 0) -> None:
         rows, width = x.shape
-        require(out.ndim == 2 and 0 <= column <= out.shape[1] - width, f"rms_norm: column {column} of {out.shape}")
+        require(out.ndim == 2 and 0 <= column <= out.shape[1] - width, "rms_norm: column {} of {}", column, out.shape)
         self._run(
             norm.rms_norm_part, norm.rms_norm, 4 * x.size,
             floats("rms_norm: x", x, (rows, width)), floats("rms_norm: weight", weight, (width,)), eps,
@@ -194,8 +200,8 @@ class CpuOps:
     ) -> None:
         rows, heads, width = q.shape
         length, pairs = table.shape[1:]
-        require(2 * pairs <= width, f"rope: {pairs} pairs do not fit in a head of {width}")
-        require(len(positions) == rows, f"rope: {len(positions)} positions for {rows} rows")
+        require(2 * pairs <= width, "rope: {} pairs do not fit in a head of {}", pairs, width)
+        require(len(positions) == rows, "rope: {} positions for {} rows", len(positions), rows)
         self._run(
             rope.qk_norm_rope_part, rope.qk_norm_rope, 8 * (q.size + k.size),
             floats("rope: q", q, q.shape), floats("rope: k", k, (rows, k.shape[1], width)), heads, k.shape[1], width,
@@ -209,7 +215,7 @@ class CpuOps:
         count, heads, width = k.shape
         check_kv_rows(rows, count, 1, kv.k.shape[0])
         for name, cache, new in (("k", kv.k, k), ("v", kv.v, v)):
-            require(cache.shape[1:] == (heads, PAGE, width), f"kv_store: {k.shape} into {cache.shape}")
+            require(cache.shape[1:] == (heads, PAGE, width), "kv_store: {} into {}", k.shape, cache.shape)
             attention.kv_store(
                 floats(f"kv_store: {name}", new, k.shape), *_cache(cache, kv.k.shape),
                 rows.pages, rows.sequence, rows.positions, heads, width,
@@ -220,7 +226,9 @@ class CpuOps:
         kv_heads = kv.k.shape[1]
         require(
             kv.k.shape[2:] == (PAGE, width) and heads % kv_heads == 0,
-            f"attention: queries {q.shape} do not fit a cache of {kv.k.shape}",
+            "attention: queries {} do not fit a cache of {}",
+            q.shape,
+            kv.k.shape,
         )
         check_kv_rows(rows, count, window, kv.k.shape[0])
         (k, k_half), (v, v_half) = (_cache(cache, kv.k.shape) for cache in (kv.k, kv.v))
@@ -228,12 +236,13 @@ class CpuOps:
         work = 2 * count * heads * width * (min(reach, window) if window else reach)
         threads = self._threads(work)
         shared = heads // kv_heads if count * kv_heads >= threads else 1
+        block = max(1, min(ATTENTION_ROWS, count * kv_heads // threads))
         self._run(
             attention.attention_part, attention.attention, work,
             floats("attention: q", q, q.shape), k, v, k_half, v_half,
             _NO_FLOATS if gate is None else floats("attention: gate", gate, q.shape),
-            rows.pages, rows.sequence, rows.positions, heads, kv_heads, shared, width, scale, window,
-            self._scratch("attention", threads * attention.scratch_size(shared, width)),
+            rows.pages, rows.sequence, rows.positions, heads, kv_heads, block, shared, width, scale, window,
+            self._scratch("attention", threads * attention.scratch_size(block * shared, width)),
             floats("attention: out", out, q.shape),
         )  # fmt: skip
 
@@ -242,8 +251,8 @@ class CpuOps:
         count, width = u.shape
         heads, size = q.shape[1:]
         length = taps.shape[1]
-        require(size % 16 == 0 and length >= 2, f"convolution: heads of {size} (not of 16) or {length} taps")
-        require((width - 2 * heads * size) % size == 0, f"convolution: {width} channels in heads of {size}")
+        require(size % 16 == 0 and length >= 2, "convolution: heads of {} (not of 16) or {} taps", size, length)
+        require((width - 2 * heads * size) % size == 0, "convolution: {} channels in heads of {}", width, size)
         check_recurrent_rows(rows, count, len(conv_window))
         self._run(
             conv.conv_silu_l2_part, conv.conv_silu_l2, 8 * u.size,
@@ -267,8 +276,10 @@ class CpuOps:
     ) -> None:
         count, key_heads, key_width = q.shape
         heads, value_width = v.shape[1:]
-        require(key_width % 16 == 0 and value_width % gated_delta.TILE == 0, f"gated_delta: heads {q.shape} {v.shape}")
-        require(len(key_head) == heads, f"gated_delta: {len(key_head)} key heads named for {heads} heads")
+        require(
+            key_width % 16 == 0 and value_width % gated_delta.TILE == 0, "gated_delta: heads {} {}", q.shape, v.shape
+        )
+        require(len(key_head) == heads, "gated_delta: {} key heads named for {} heads", len(key_head), heads)
         check_recurrent_rows(rows, count, len(state))
         self._run(
             gated_delta.gated_delta_part, gated_delta.gated_delta, 2 * v.size * key_width,
@@ -281,7 +292,7 @@ class CpuOps:
         )  # fmt: skip
 
     def gated_norm(self, x: F32, weight: F32, z: F32, eps: float) -> None:
-        require(x.shape[-1] % 16 == 0, f"gated_norm: heads of {x.shape[-1]}, not a multiple of 16")
+        require(x.shape[-1] % 16 == 0, "gated_norm: heads of {}, not a multiple of 16", x.shape[-1])
         self._run(
             norm.gated_norm_part, norm.gated_norm, 16 * x.size,
             floats("gated_norm: x", x, x.shape), floats("gated_norm: weight", weight, x.shape[-1:]),
@@ -291,7 +302,7 @@ class CpuOps:
     # ---- experts
     def route(self, logits: F32, used: int, scale: float) -> tuple[I32, F32]:
         rows, experts = logits.shape
-        require(0 < used <= experts, f"route: {used} of {experts} experts")
+        require(0 < used <= experts, "route: {} of {} experts", used, experts)
         chosen, weights = np.empty((rows, used), np.int32), np.empty((rows, used), np.float32)
         flat = floats("route: logits", logits, logits.shape)
         moe.route(flat, experts, used, scale, self._scratch("route", experts), chosen.reshape(-1), weights.reshape(-1))

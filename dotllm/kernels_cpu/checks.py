@@ -21,6 +21,7 @@ _PAGE_FAULTS = (
     "a row names a sequence that has no pages",
     "a position is negative or lies beyond the sequence's pages",
     "a page does not exist",
+    "rows of a sequence are not in order of position",
 )
 _PLANE_FAULTS = (
     "read, write and starts do not describe the same sequences",
@@ -29,10 +30,10 @@ _PLANE_FAULTS = (
 )
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise UsageError with the message unless the condition holds."""
+def require(condition: bool, message: str, *values: Any) -> None:
+    """Raise UsageError with the message, formatted with the values, unless the condition holds."""
     if not condition:
-        raise UsageError(message)
+        raise UsageError(message.format(*values))
 
 
 def floats(name: str, array: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -71,8 +72,10 @@ def _page_fault(sequence: Any, positions: Any, pages: Any, rows: int, window: in
             return 2
         if position < 0 or position // PAGE >= pages.shape[1]:
             return 3
-        if s != before or position < last:
+        if s != before:
             unchecked = 0
+        elif position <= last:
+            return 5
         start = max(0, position - window + 1) if window > 0 else 0
         for tile in range(max(unchecked, start // PAGE), position // PAGE + 1):
             if pages[s, tile] < 0 or pages[s, tile] >= page_count:

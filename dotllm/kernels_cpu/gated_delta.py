@@ -26,41 +26,45 @@ TILE = 16
 
 
 @njit(cache=True)
+def _write_two(
+    q: Any, k: Any, key_at: int, width: int, decay: Any, d0: Any, d1: Any, scale: Any,
+    state: Any, source: int, target: int, out: Any, v_at: int,
+) -> None:  # fmt: skip
+    # S + d k^T for two value rows, and their outputs
+    decays, w0, w1 = splat16(decay), splat16(d0), splat16(d1)
+    a0, a1 = zero16(), zero16()
+    for i in range(0, width, 16):
+        key, query = load16(k, key_at + i), load16(q, key_at + i)
+        s0 = fma16(w0, key, load16(state, source + i) * decays)
+        s1 = fma16(w1, key, load16(state, source + width + i) * decays)
+        store16(state, target + i, s0)
+        store16(state, target + width + i, s1)
+        a0, a1 = fma16(s0, query, a0), fma16(s1, query, a1)
+    out[v_at] = sum16(a0) * scale
+    out[v_at + 1] = sum16(a1) * scale
+
+
+@njit(cache=True)
 def _four_rows(
     q: Any, k: Any, key_at: int, width: int, v: Any, v_at: int, decay: Any, beta: Any, scale: Any,
     state: Any, source: int, target: int, out: Any,
 ) -> None:  # fmt: skip
-    # value rows source / width .. + 4 of one head, for one batch row
+    # four value rows of one head, for one batch row; `source` and `target` are where their states begin
     decays = splat16(decay)
     a0, a1, a2, a3 = zero16(), zero16(), zero16(), zero16()
     for i in range(0, width, 16):
-        key = load16(k, key_at + i)
-        a0 = fma16(load16(state, source + i) * decays, key, a0)
-        a1 = fma16(load16(state, source + width + i) * decays, key, a1)
-        a2 = fma16(load16(state, source + 2 * width + i) * decays, key, a2)
-        a3 = fma16(load16(state, source + 3 * width + i) * decays, key, a3)
-    d0 = splat16(beta * (v[v_at] - sum16(a0)))
-    d1 = splat16(beta * (v[v_at + 1] - sum16(a1)))
-    d2 = splat16(beta * (v[v_at + 2] - sum16(a2)))
-    d3 = splat16(beta * (v[v_at + 3] - sum16(a3)))
-    a0, a1, a2, a3 = zero16(), zero16(), zero16(), zero16()
-    for i in range(0, width, 16):
-        key = load16(k, key_at + i)
-        query = load16(q, key_at + i)
-        s0 = fma16(d0, key, load16(state, source + i) * decays)
-        s1 = fma16(d1, key, load16(state, source + width + i) * decays)
-        s2 = fma16(d2, key, load16(state, source + 2 * width + i) * decays)
-        s3 = fma16(d3, key, load16(state, source + 3 * width + i) * decays)
-        store16(state, target + i, s0)
-        store16(state, target + width + i, s1)
-        store16(state, target + 2 * width + i, s2)
-        store16(state, target + 3 * width + i, s3)
-        a0, a1 = fma16(s0, query, a0), fma16(s1, query, a1)
-        a2, a3 = fma16(s2, query, a2), fma16(s3, query, a3)
-    out[v_at] = sum16(a0) * scale
-    out[v_at + 1] = sum16(a1) * scale
-    out[v_at + 2] = sum16(a2) * scale
-    out[v_at + 3] = sum16(a3) * scale
+        key, at = load16(k, key_at + i), source + i
+        a0 = fma16(load16(state, at) * decays, key, a0)
+        a1 = fma16(load16(state, at + width) * decays, key, a1)
+        a2 = fma16(load16(state, at + 2 * width) * decays, key, a2)
+        a3 = fma16(load16(state, at + 3 * width) * decays, key, a3)
+    d0 = beta * (v[v_at] - sum16(a0))
+    d1 = beta * (v[v_at + 1] - sum16(a1))
+    d2 = beta * (v[v_at + 2] - sum16(a2))
+    d3 = beta * (v[v_at + 3] - sum16(a3))
+    _write_two(q, k, key_at, width, decay, d0, d1, scale, state, source, target, out, v_at)
+    at = 2 * width
+    _write_two(q, k, key_at, width, decay, d2, d3, scale, state, source + at, target + at, out, v_at + 2)
 
 
 @njit(cache=True)

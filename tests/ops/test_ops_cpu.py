@@ -70,6 +70,7 @@ def attention_arguments() -> dict[str, Any]:
         ("pages", np.zeros((1, 1), np.int32), "beyond the sequence's pages"),
         ("positions", i32(-1, 0, 1), "beyond the sequence's pages"),
         ("positions", i32(1, 2), "differ in length"),
+        ("positions", i32(1, 3, 2), "not in order"),
         ("sequence", i32(0, 0, 1), "has no pages"),
         ("positions", np.arange(3), "int32"),
     ],

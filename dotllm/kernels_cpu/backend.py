@@ -98,7 +98,9 @@ class CpuOps:
 
     # ---- loading and moving
     def load(self, tensor: Tensor, rows: NDArray[np.int64] | None = None) -> CpuWeight:
-        return load_weight(tensor, rows)
+        matrices = tensor.shape[:-1] or (1,)
+        raw = tensor.data.reshape(*matrices, tensor.row_bytes)
+        return load_weight(tensor.type, raw if rows is None else raw[..., rows, :])
 
     def load_table(self, tensor: Tensor) -> CpuTable:
         return CpuTable(tensor.shape, tensor.type, tensor.data.reshape(tensor.rows, tensor.row_bytes))
@@ -167,7 +169,10 @@ class CpuOps:
     ) -> None:
         for j, (weight, out) in enumerate(zip(weights, outs, strict=True)):
             bias = None if biases is None else biases[j]
-            matmul(weight, x.of(weight.activation), out, bias, add=add, threads=self.n_threads)
+            floats("linear: out", out, (x.shape[0], weight.shape[0]))
+            if bias is not None:
+                floats("linear: bias", bias, weight.shape[:1])
+            matmul(weight, x.of(weight.activation), out, bias, add, self.n_threads)
 
     def gated_linear(
         self, x: CpuPrepared, gate: CpuWeight, up: CpuWeight, act: Activation, down: CpuWeight
@@ -325,12 +330,12 @@ class CpuOps:
         row = np.repeat(np.arange(rows, dtype=np.int32), used)
         expert = expert_ids.reshape(-1)
         for weight, target in ((gate, y), (up, z)):
-            matmul_gathered(weight, x.of(weight.activation), expert, row, target, threads=self.n_threads)
+            matmul_gathered(weight, x.of(weight.activation), row, expert, target, self.n_threads)
         self._gate_up(y, z, act)
         results = self._scratch("experts", pairs * width).reshape(pairs, width)
         each = np.arange(pairs, dtype=np.int32)
         rounded = self._rounded(y, [down]).of(down.activation)
-        matmul_gathered(down, rounded, expert, each, results, threads=self.n_threads)
+        matmul_gathered(down, rounded, each, expert, results, self.n_threads)
         self._run(
             moe.sum_experts_part, moe.sum_experts, 2 * results.size, results.reshape(-1),
             floats("experts: weights", weights, (rows, used)), used, width, floats("experts: out", out, (rows, width)),

@@ -163,6 +163,9 @@ def run_matrices(ops: Any) -> dict[str, Any]:
             gate, up, out = ops.load(tensor(9, 96, 64)), ops.load(tensor(10, 96, 64)), np.empty((3, 64), np.float32)
             ops.linear(ops.gated_linear(x, gate, up, act, down), [down], [out])
             results[f"gated_linear {act} {name}"] = out
+        picked, out = ops.load(tensor(1, 24, 64), np.array([23, 0, 7])), np.empty((3, 3), np.float32)
+        ops.linear(ops.prepare(floats(4, 3, 64), None, 1e-6, [picked]), [picked], [out])
+        results[f"linear picked {name}"] = out
         table, rows = ops.load_table(tensor(11, 10, 64)), np.empty((3, 64), np.float32)
         ops.embed(table, i32(9, 0, 9), 1.5, rows)
         results[f"embed {name}"] = rows

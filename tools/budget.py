@@ -30,7 +30,7 @@ __all__ = [
 # every part sees itself; a module with a line of its own (such as ops.select) follows that line and not its part's.
 BASE = ("errors", "config", "batch")
 DEFINITIONS = ("ops.protocol", "ops.float32", "ops.mathfun", "ops.rounding")  # shared by every implementation
-KERNELS = ("errors", "gguf.types", *DEFINITIONS)
+KERNELS = ("errors", "gguf.types", "gguf.dequantize", *DEFINITIONS)
 LOADING = ("errors", "gguf", *DEFINITIONS, "ops.rope")
 
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {

@@ -180,11 +180,10 @@ R16 = _layouts()
 """The formats that have a micro-kernel, by name."""
 
 
-def repack(layout: Layout, raw: Bytes) -> Bytes:
-    """Rows (N, row bytes) of GGUF blocks as R16 (ceil(N / 16), blocks, block_bytes); missing rows are zeros."""
+def repack(layout: Layout, raw: Bytes, out: Bytes) -> None:
+    """Rows (N, row bytes) of GGUF blocks into zeroed R16 (ceil(N / 16), blocks, block_bytes); missing rows stay 0."""
     size = FORMATS[layout.type].bytes
-    groups, blocks = -(-raw.shape[0] // 16), raw.shape[1] // size
-    out = np.zeros((groups, blocks, layout.block_bytes), np.uint8)
+    groups, blocks = out.shape[:2]
     for group in range(groups):
         rows = raw[16 * group : 16 * group + 16].reshape(-1, blocks, size)
         rows = rows if layout.expand is None else layout.expand(rows)
@@ -194,4 +193,3 @@ def repack(layout: Layout, raw: Bytes) -> Bytes:
             target = out[group, :, at : at + width].reshape(blocks, count, 16, unit)
             target[:, :, : len(rows)] = rows[:, :, first:last].reshape(-1, blocks, count, unit).transpose(1, 2, 0, 3)
             at += width
-    return out

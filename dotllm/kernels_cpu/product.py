@@ -23,11 +23,12 @@ from numba.extending import intrinsic
 from dotllm.kernels_cpu.lanes import lane16, load16, store16
 from dotllm.kernels_cpu.micro import block_bytes, tile
 
-__all__ = ["address_of", "interleaved_product", "launch"]
+__all__ = ["ARGUMENTS", "address_of", "interleaved_product", "launch"]
 
 _I32 = types.Array(types.int32, 1, "C")
 _F32 = types.Array(types.float32, 1, "C")
-_ARGUMENTS = (
+
+ARGUMENTS = (
     types.Array(types.uint8, 1, "C"),  # weights: experts x groups x blocks x block_bytes
     types.int64,  # blocks in a row
     types.Tuple((types.Array(types.int8, 1, "C"), _F32, _I32, _F32)),  # x: values, scales, sums, offsets
@@ -65,7 +66,7 @@ def interleaved_product(format: str, isa: str) -> Any:
     A closure over two strings only, so that Numba can keep it on disk.
     """
 
-    @njit([types.void(*_ARGUMENTS)], cache=True)
+    @njit([types.void(*ARGUMENTS)], cache=True)
     def product(
         weights: Any,
         blocks: int,
@@ -133,14 +134,14 @@ def _call(
     last: Any,
 ) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function = context.call_conv.get_function_type(types.void, _ARGUMENTS)
+        function = context.call_conv.get_function_type(types.void, ARGUMENTS)
         pointer = builder.inttoptr(args[0], ir.PointerType(function))
-        status, _ = context.call_conv.call_function(builder, pointer, types.void, _ARGUMENTS, args[1:])
+        status, _ = context.call_conv.call_function(builder, pointer, types.void, ARGUMENTS, args[1:])
         with cgutils.if_unlikely(builder, status.is_error):
             context.call_conv.return_status_propagate(builder, status)
         return context.get_dummy_value()
 
-    return types.void(types.int64, *_ARGUMENTS), codegen
+    return types.void(types.int64, *ARGUMENTS), codegen
 
 
 _call_kernel = _call_in_python if config.DISABLE_JIT else _call

@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
+from jinja2.filters import do_indent
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -34,7 +35,7 @@ _WIDEST = 4096
 
 _FILTERS = (
     *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "forceescape"),
-    *("indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr"),
+    *("int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr"),
     *("replace", "reverse", "round", "safe", "select", "selectattr", "sort", "string", "title", "trim", "unique"),
     *("upper", "urlencode", "wordcount"),
 )
@@ -53,13 +54,21 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=_show)
         self.filters = {name: self.filters[name] for name in _FILTERS}
-        self.filters |= {"tojson": _to_json, "concat_checked": _concat, "join": _join, "replace": _replace}
+        self.filters |= {
+            "tojson": _to_json,
+            "concat_checked": _concat,
+            "measured": _measured,
+            "string": _string,
+            "indent": _indent,
+            "join": _join,
+            "replace": _replace,
+        }
         self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        return _MeasuredConcat().visit(tree)  # type: ignore[no-any-return]
+        return _Measured().visit(tree)  # type: ignore[no-any-return]
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _check_operands(operator, left, right)
@@ -69,16 +78,57 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             _check_method(owner, getattr(__obj, "__name__", ""), args)
-        return super().call(__context, __obj, *args, **kwargs)
+        return _measured(super().call(__context, __obj, *args, **kwargs))
 
 
-class _MeasuredConcat(NodeTransformer):
-    """`a ~ b` cannot be intercepted like `a + b`; it becomes `[a, b] | concat_checked`."""
+class _Measured(NodeTransformer):
+    """What cannot be intercepted like `a + b`: `a ~ b` becomes `[a, b] | concat_checked`, `[a]` `[a] | measured`.
+
+    Without the latter, `x = [x, x]` again and again makes a small value that takes forever to print or compare.
+    """
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - the visitor's naming
         self.generic_visit(node)
         parts = nodes.List(list(node.nodes), lineno=node.lineno)
         return nodes.Filter(parts, "concat_checked", [], [], None, None, lineno=node.lineno)
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802 - the visitor's naming
+        self.generic_visit(node)
+        return nodes.Filter(node, "measured", [], [], None, None, lineno=node.lineno)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802 - the visitor's naming
+        self.generic_visit(node)
+        return nodes.Filter(node, "measured", [], [], None, None, lineno=node.lineno)
+
+
+def _total(value: Any) -> int:
+    """Characters and elements in all of a value, shared parts counted each time; raises beyond the limit."""
+    total = 0
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        total += len(part) + 1 if isinstance(part, str | list | tuple | dict) else 1
+        _check_size(total)
+        if isinstance(part, dict):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple):
+            waiting += part
+    return total
+
+
+def _measured(value: Any) -> Any:
+    _total(value)
+    return value
+
+
+def _string(value: Any) -> str:
+    return str(_measured(value))
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    margin = width if isinstance(width, str) else " " * min(width, _LONGEST)
+    _check_size(len(text) + (text.count("\n") + 1) * len(margin))
+    return do_indent(text, margin, first, blank)
 
 
 def _size(value: Any) -> int:
@@ -94,18 +144,20 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     if operator == "+":
         _check_size(_size(left) + _size(right))
     elif operator == "%" and isinstance(left, str):
-        _check_format(left)
+        _check_format(left, right)
     elif operator == "*" and (_size(left) or _size(right)):
         sized, times = (left, right) if _size(left) else (right, left)
-        _check_size(_size(sized) * times if isinstance(times, int) else 0)
+        _check_size(_total(sized) * times if isinstance(times, int) else 0)
     elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
         if bits > _WIDEST:
             raise SecurityError(f"a number of {bits} bits is more than the {_WIDEST} that a template may make")
 
 
-def _check_format(text: str) -> None:
+def _check_format(text: str, arguments: Any) -> None:
     # Widths come as digits in the text or, with "*", from the arguments.
+    fields = text.count("{") + text.count("%")
+    _check_size(len(text) + fields * (10_000 + _total(arguments)))
     if re.search(r"\d{5}", text) or "*" in text:
         raise SecurityError(
             "a format with a width of five digits or more, or one taken from an argument, is not allowed"
@@ -119,7 +171,7 @@ def _check_method(owner: str, name: str, args: tuple[Any, ...]) -> None:
         _check_size(sum(len(owner) + _size(part) for part in args[0]))
     elif name in _PADDING:
         if name.startswith("format"):
-            _check_format(owner)
+            _check_format(owner, args)
         if any(isinstance(value, int) and value > _LONGEST for value in args):
             raise SecurityError(f"str.{name} to more than {_LONGEST} characters is not allowed in a template")
 
@@ -156,7 +208,7 @@ def _replace(text: object, old: str, new: str, count: int = -1) -> str:
 
 def _show(value: Any) -> Any:
     """A missing content is printed as nothing, not as the word None."""
-    return "" if value is None else value
+    return "" if value is None else _measured(value)
 
 
 def _to_json(
@@ -170,7 +222,9 @@ def _to_json(
         raise SecurityError("tojson of something that is not defined")
     if indent is not None and not 0 <= indent <= 16:
         raise SecurityError("tojson with an indent of more than 16 is not allowed")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        _measured(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:

@@ -29,13 +29,18 @@ ESCAPES = [
 
 @pytest.mark.parametrize("source", ESCAPES)
 def test_no_way_to_python(source: str) -> None:
-    with pytest.raises(TemplateError):
-        ChatTemplate(source).render([{"role": "user", "content": "x"}])
+    try:
+        text = ChatTemplate(source).render([{"role": "user", "content": "x"}])
+    except TemplateError:
+        return
+    # A forbidden attribute that is only printed is undefined, and prints as nothing.
+    assert text == ""
 
 
-@pytest.mark.parametrize(
-    "source", ["{{ messages.append(1) }}", "{{ messages[0].update(a=1) }}", "{{ messages.clear() }}"]
-)
+CHANGES = ["{{ messages.append(1) }}", "{{ messages[0].update(a=1) }}", "{{ messages.clear() }}"]
+
+
+@pytest.mark.parametrize("source", CHANGES)
 def test_messages_cannot_be_changed(source: str) -> None:
     messages = [{"role": "user", "content": "x"}]
     with pytest.raises(TemplateError):
@@ -89,6 +94,10 @@ HUGE = [
     "{% set s = 'x' * 9999 %}{{ ([s] * 9999)|join }}",
     "{% set s = 'x' * 9999 %}{{ ''.join([s] * 9999) }}",
     "{{ messages|tojson(indent=999999999) }}",
+    "{% set s = 'x' * 9999 %}{{ ('{0}' * 9999).format(s) }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=1) %}{% for i in range(60) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}",
+    "{% set ns = namespace(x=1) %}{% for i in range(60) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
     "{{ 'a\nb'|indent(999999999) }}",
 ]
 
@@ -96,7 +105,7 @@ HUGE = [
 @pytest.mark.parametrize("source", HUGE)
 def test_no_value_grows_without_bound(source: str) -> None:
     with pytest.raises(TemplateError):
-        ChatTemplate(source, seconds=5).render([])
+        ChatTemplate(source, seconds=1).render([])
 
 
 def test_the_output_is_bounded() -> None:

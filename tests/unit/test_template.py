@@ -136,8 +136,8 @@ def test_a_template_may_ask_whether_content_is_null() -> None:
 
 def test_missing_keys_are_empty_or_a_template_error() -> None:
     assert ChatTemplate("[{{ messages[0].content }}]").render([{"role": "user"}]) == "[]"
-    with pytest.raises(TemplateError, match="undefined"):
-        ChatTemplate("{{ messages[0].content.text }}").render([{"role": "user"}])
+    with pytest.raises(TemplateError, match="has no attribute .name"):
+        ChatTemplate("{{ messages[0].name.first }}").render([{"role": "user"}])
 
 
 def test_the_template_refuses_in_its_own_words() -> None:

@@ -136,7 +136,7 @@ def test_a_template_may_ask_whether_content_is_null() -> None:
 
 def test_missing_keys_are_empty_or_a_template_error() -> None:
     assert ChatTemplate("[{{ messages[0].content }}]").render([{"role": "user"}]) == "[]"
-    with pytest.raises(TemplateError, match="has no attribute .name"):
+    with pytest.raises(TemplateError, match="has no attribute 'name'"):
         ChatTemplate("{{ messages[0].name.first }}").render([{"role": "user"}])
 
 

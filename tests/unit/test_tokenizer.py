@@ -20,10 +20,15 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(scope="module")
-def story() -> Tokenizer:
+def story_metadata() -> dict[str, Any]:
     path = Path(dotllm.__file__).parent / "data" / "story-q8_0.gguf"
     with GGUFFile.open(path) as file:
-        return Tokenizer.from_metadata({k: v for k, v in file.metadata.items() if k.startswith("tokenizer")})
+        return {key: value for key, value in file.metadata.items() if key.startswith("tokenizer")}
+
+
+@pytest.fixture(scope="module")
+def story(story_metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_metadata(story_metadata)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +63,13 @@ def test_ids_of_the_demo_model_equal_llama_cpp(story: Tokenizer) -> None:
     for text, special, plain in json.loads((DATA / "text_story_ids.json").read_text()):
         assert story.encode(text) == special, text
         assert story.encode(text, parse_special=False) == plain, text
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "gpt-2", "smollm", "default", "qwen2"])
+def test_ids_of_each_pre_tokenizer_equal_llama_cpp(story_metadata: dict[str, Any], pre: str) -> None:
+    tokenizer = Tokenizer.from_metadata(story_metadata | {"tokenizer.ggml.pre": pre})
+    for text, ids in json.loads((DATA / "text_pre_ids.json").read_text())[pre]:
+        assert tokenizer.encode(text, parse_special=False) == ids, text
 
 
 @pytest.mark.parametrize("prefix", [True, False])

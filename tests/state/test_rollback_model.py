@@ -13,11 +13,12 @@ from dotllm.batch import Batch
 from dotllm.gguf.reader import GGUFFile
 from dotllm.models.registry import load_model
 from dotllm.ops.protocol import KvLayer, Rows
-from dotllm.ops.reference import NumpyOps
+from dotllm.ops.select import select_ops
 from dotllm.state.layout import StateLayout
 from dotllm.state.manager import Extend, StateManager
 from dotllm.state.manager import Sequence as Handle
 
+K_SIZES = {"embedding": 256, "feed_forward": 256, "layers": 2, "head_dim": 64, "state": 64}
 PROMPT = [17, 4, 250, 33, 91, 8, 120, 64, 3, 77, 201]
 
 
@@ -81,9 +82,10 @@ class Driver:
         return self.known.setdefault(tuple(tokens), (digest, logits))
 
 
-@pytest.fixture(scope="module")
-def driver(tiny_gguf: Callable[..., Path]) -> Iterator[Driver]:
-    driver = Driver(tiny_gguf("qwen35", "Q8_0"), NumpyOps())
+@pytest.fixture(scope="module", params=[("numpy", "Q8_0"), ("cpu", "Q8_0"), ("cpu", "Q4_K")], ids="-".join)
+def driver(request: pytest.FixtureRequest, tiny_gguf: Callable[..., Path]) -> Iterator[Driver]:
+    backend, kind = request.param
+    driver = Driver(tiny_gguf("qwen35", kind, **(K_SIZES if kind == "Q4_K" else {})), select_ops(backend, 2))
     with driver.file:
         yield driver
         assert driver.state.used_pages == 0

@@ -122,7 +122,7 @@ def _q2_0(raw: Any, at: int, out: Any, to: int) -> None:
 
 
 @njit
-def _pair(raw: Any, at: int, j: int) -> int:
+def _pair(raw: Any, at: int, j: int) -> Any:
     """2-bit number j of 256: in each half, 32 bytes give bits 0-1, then 2-3, 4-5, 6-7."""
     return (np.int64(raw[at + 32 * (j // 128) + j % 32]) >> (2 * (j % 128 // 32))) & 3
 

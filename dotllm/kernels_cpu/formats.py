@@ -64,7 +64,7 @@ def _q4_1(e: Any, acc: Values) -> Values:
 def _k_minima(e: Any, acc: Values) -> Values:
     """y -= dmin * dx * sum over sub-blocks of min * sum(x)"""
 
-    def add(i: Any, lows: Values) -> Values:
+    def add(i: Any, lows: Any) -> Any:
         least = e.small(i * 16 + 192)
         return [low + e.product(least, e.sum(t, i * 2) + e.sum(t, i * 2 + 1)) for t, low in enumerate(lows)]
 
@@ -76,9 +76,7 @@ def _k_minima(e: Any, acc: Values) -> Values:
 def _q4_k(e: Any, acc: Values) -> Values:
     """y += d * dx * sum over sub-blocks of scale * sum(q * x), less the minima"""
 
-    def add(
-        c: Any, total: Values
-    ) -> Values:  # 32 bytes a row: sub-block 2c in the low nibbles, 2c + 1 in the high ones
+    def add(c: Any, total: Any) -> Any:  # 32 bytes a row: sub-block 2c is their low nibbles, 2c + 1 the high ones
         low = ((e.bytes(c * 512 + (320 + 64 * j)) & 15, c * 64 + 4 * j) for j in range(8))
         high = ((e.bytes(c * 512 + (320 + 64 * j)) >> 4, c * 64 + (32 + 4 * j)) for j in range(8))
         total = e.dots_scaled(total, e.small(c * 32 + 64), low, 15)
@@ -96,7 +94,7 @@ def _q5_k(e: Any, acc: Values) -> Values:
             v, fifth = e.bytes(c * 512 + (832 + 64 * j)), e.bit(e.bytes(320 + 64 * j), c * 2 + high)
             yield (v >> 4 if high else v & 15) | (fifth << 4), c * 64 + (32 * high + 4 * j)
 
-    def add(c: Any, total: Values) -> Values:
+    def add(c: Any, total: Any) -> Any:
         total = e.dots_scaled(total, e.small(c * 32 + 64), pieces(c, 0), 31)
         return e.dots_scaled(total, e.small(c * 32 + 80), pieces(c, 1), 31)
 

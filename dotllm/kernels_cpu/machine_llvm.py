@@ -60,10 +60,10 @@ class Value:
     def __or__(self, other: Any) -> Value:
         return self._apply(other, "", "or_")
 
-    def __rshift__(self, other: int) -> Value:
+    def __rshift__(self, other: Any) -> Value:
         return self._apply(other, "", "lshr")
 
-    def __lshift__(self, other: int) -> Value:
+    def __lshift__(self, other: Any) -> Value:
         return self._apply(other, "", "shl")
 
 

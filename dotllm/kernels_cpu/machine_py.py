@@ -101,7 +101,8 @@ class PyMachine:
     def _dot(self, weights: NDArray[Any], token: int, first: int) -> Ints:
         at = (self.rows[token] * self.blocks + self.block) * self.elements + first
         quad = self._read(self.values, at, 4).astype(np.int32)
-        return (weights.reshape(16, 4).astype(np.int32) * quad).sum(axis=1, dtype=np.int32)
+        total: Ints = (weights.reshape(16, 4).astype(np.int32) * quad).sum(axis=1, dtype=np.int32)
+        return total
 
     def dots(self, pieces: Iterable[tuple[Any, int]], limit: int) -> list[Ints]:
         """For each token, the sum over pieces of weights (unsigned, at most `limit`) times activations."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import config, types
+from numba import types
+from numba.core import config
 from numba.extending import intrinsic, overload
 
 from dotllm.kernels_cpu.formats import R16

@@ -1,0 +1,77 @@
+"""Compiled kernels are found again by the next process, and never by one with other sources or settings."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dotllm.kernels_cpu import cache
+
+SCRIPT = """
+import json, sys
+from dotllm.kernels_cpu.cache import prepare_cache
+prepare_cache()
+sys.path.insert(0, sys.argv[1])
+from matmul_cases import digests
+from dotllm.kernels_cpu import product, quantize
+from dotllm.kernels_cpu.isa import choose_isa
+lines = digests(20, 256, 3, ["Q8_0", "Q4_K"])
+kernels = [product.interleaved_product(name, choose_isa()) for name in ("Q8_0", "Q4_K")]
+kernels += [quantize._round_32, quantize._round_256]
+misses = sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels)
+hits = sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels)
+print(json.dumps([lines, misses, hits]))
+"""
+
+
+def test_second_process_compiles_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=300).stdout)
+        for _ in range(2)
+    )
+    assert first[0] == second[0]
+    assert (first[1], second[1]) == (4, 0)
+    assert second[2] == 4
+
+
+def test_folder_depends_on_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = cache.prepare_cache()
+    assert folder.parent == tmp_path
+    assert cache.prepare_cache() == folder  # a second call changes nothing
+    before = cache.digest()
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
+    assert cache.digest() == before
+    monkeypatch.setenv("DOTLLM_ISA", "generic")
+    generic = cache.digest()
+    monkeypatch.setenv("NUMBA_OPT", "2")
+    assert len({before, generic, cache.digest()}) == 3
+
+
+def test_warm_only_after_marking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert not cache.is_warm()
+    with cache.compiling():
+        cache.mark_warm()
+    assert cache.is_warm()
+
+
+def test_folder_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(blocked))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        folder = cache.prepare_cache()
+    assert folder.is_dir()
+    assert "NUMBA_CACHE_DIR" in caplog.text

@@ -13,4 +13,4 @@ class Letters:
     end_ids: Collection[int] = ()
 
     def token_bytes(self, token_id: int, *, special: bool = False) -> bytes:
-        return chr(ord("a") + token_id - 10).encode() if token_id >= 10 else b""
+        return chr(ord("a") + token_id - 10).encode(errors="replace") if token_id >= 10 else b""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from platformdirs import user_cache_path
 
 from dotllm.batch import Batch
@@ -27,6 +26,9 @@ __all__ = ["DEFAULT_CONTEXT", "Loaded", "available_memory", "load_engine", "open
 
 DEFAULT_CONTEXT = 4096
 """Positions of a request unless more are asked for, or the model has fewer."""
+
+SHARED_PAGES = 2
+"""Pages that a request has to copy: the last one of the checkpoint that it goes on from, and of the one it makes."""
 
 Progress = Callable[[str], None]
 
@@ -73,7 +75,7 @@ def load_engine(
         config = ModelConfig.from_gguf(file)
         layout = StateLayout.of(config)
         length = _context(context, config)
-        pages = (sequences + checkpoints) * (pages_for(length) + 1)
+        pages = (sequences + checkpoints) * (pages_for(length) + SHARED_PAGES)
         _check_memory(file, layout, pages, sequences, cache_type, length)
         progress("building the tokenizer")
         tokenizer = open_tokenizer(file)
@@ -95,15 +97,20 @@ def open_tokenizer(file: GGUFFile) -> Tokenizer:
     return Tokenizer.from_metadata(file.metadata, cache_dir=folder, fingerprint=fingerprint)
 
 
-def warm_up(engine: Engine) -> None:
-    """Run two rows through the model in a step that is undone, so that every kernel it needs is compiled and loaded."""
+def warm_up(engine: Engine, rows: Sequence[int] = (2,)) -> None:
+    """Run the model in steps that are undone, one with each number of rows, so that its kernels are compiled.
+
+    A backend may have other kernels for many rows than for few: after an installation (1, 64) leaves nothing to compile
+    for the first request. Raises what the model raises.
+    """
     state = engine.state
     sequence = state.open()
     try:
-        with state.begin([Extend(sequence, 2)]) as step:
-            batch = Batch.build([[0, 0]], [0], [1])
-            hidden = engine.model.forward(batch, step)
-            engine.model.logits(hidden, np.array([1], np.int32))
+        for count in rows:
+            with state.begin([Extend(sequence, count)]) as step:
+                batch = Batch.build([[0] * count], [0], [1])
+                hidden = engine.model.forward(batch, step)
+                engine.model.logits(hidden, batch.logit_rows)
     finally:
         state.close(sequence)
 

@@ -185,8 +185,13 @@ class Scheduler:
 
     # ---- memory
     def _pages(self, active: Active) -> int:
-        """Pages that the request can need at most; one more, for a page that it shares with a checkpoint is copied."""
-        return pages_for(len(active.cursor.history) + active.cursor.room) + 1
+        """Pages that the request can need at most.
+
+        A page that it shares with a checkpoint is copied before it is written: one for the checkpoint it goes on from,
+        one for the checkpoint that it makes.
+        """
+        shared = (active.request.resume is not None) + (active.request.checkpoint is not None)
+        return pages_for(len(active.cursor.history) + active.cursor.room) + shared
 
     def _fits(self, active: Active) -> bool:
         promised = sum(max(0, self._pages(other) - pages_for(other.sequence.length)) for other in self.running)

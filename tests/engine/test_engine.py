@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from engines import CONTEXT, Lab, answer, events_of, prompt_of, run_all, text_of
 
 from dotllm.engine.request import Request
 from dotllm.errors import ContextOverflow, OutOfMemory, UsageError
+from dotllm.ops.select import select_ops
 from dotllm.sampling.params import SamplingParams
 
 
-@pytest.fixture(params=["hybrid", "dense"])
+@pytest.fixture(params=["hybrid", "hybrid_numpy", "dense"])
 def lab(request: pytest.FixtureRequest) -> Lab:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
@@ -37,7 +40,15 @@ def test_chunk_size_does_not_change_the_answer(lab: Lab, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("together", range(1, 9))
-def test_any_number_at_once_with_others_coming_and_going(lab: Lab, together: int) -> None:
+def test_any_number_at_once_with_others_coming_and_going(hybrid: Lab, together: int) -> None:
+    _come_and_go(hybrid, together)
+
+
+def test_several_at_once_on_the_definition(lab: Lab) -> None:
+    _come_and_go(lab, 3)
+
+
+def _come_and_go(lab: Lab, together: int) -> None:
     rng = random.Random(together)
     requests = [
         Request(
@@ -45,9 +56,9 @@ def test_any_number_at_once_with_others_coming_and_going(lab: Lab, together: int
             SamplingParams(
                 temperature=rng.choice([0.0, 0.9]), seed=i, repeat_penalty=rng.choice([1.0, 1.3]), top_logprobs=1
             ),
-            max_tokens=rng.randrange(1, 16),
+            max_tokens=rng.randrange(1, 12),
         )
-        for i in range(together + 3)
+        for i in range(together + 2)
     ]
     engine = lab.engine(sequences=together, chunk=rng.choice([5, 16, 512]))
     numbers, events, cancelled = [], [], set()
@@ -135,7 +146,7 @@ def test_what_can_never_be_answered_is_refused_at_the_door(lab: Lab) -> None:
 
 
 def test_requests_wait_for_pages_and_none_fails_for_lack_of_them(lab: Lab) -> None:
-    engine = lab.engine(sequences=8, pages=8)  # room for two at a time
+    engine = lab.engine(sequences=8, pages=7)  # room for two at a time
     requests = [Request(prompt_of(i, 40), max_tokens=30) for i in range(5)]
     numbers = [engine.submit(request) for request in requests]
     events = engine.step()
@@ -175,3 +186,18 @@ def test_statistics_add_up(lab: Lab) -> None:
     assert 0 < stats.first_token_ms <= stats.total_ms
     assert stats.prefill_ms + stats.decode_ms <= stats.total_ms
     assert (engine.stats.prompt_tokens, engine.stats.generated_tokens, engine.stats.steps) == (40, 6, 3 + 5)
+
+
+def test_threads_do_not_change_the_answer(tiny_gguf: Callable[..., Path]) -> None:
+    """Nor do they change the log probabilities, also with several requests in one step."""
+    requests = [
+        Request(prompt_of(i, 20 + 30 * i), SamplingParams(temperature=0.7, seed=i, top_logprobs=3), max_tokens=8)
+        for i in range(3)
+    ]
+    answers = []
+    for threads in (1, 2):
+        engine = Lab(tiny_gguf("qwen35", "Q8_0"), select_ops("cpu", threads)).engine(chunk=48)
+        numbers = [engine.submit(request) for request in requests]
+        events = run_all(engine)
+        answers.append([[(e.token, e.logprob, e.top) for e in events_of(events, number)] for number in numbers])
+    assert answers[0] == answers[1]

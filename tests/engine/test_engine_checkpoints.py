@@ -8,7 +8,7 @@ import pytest
 from engines import Lab, answer, events_of, prompt_of, run_all
 
 from dotllm.engine.request import Checkpoint, Event, Request
-from dotllm.errors import UsageError
+from dotllm.errors import OutOfMemory, UsageError
 from dotllm.sampling.params import SamplingParams
 
 
@@ -30,17 +30,17 @@ SAMPLING = SamplingParams(temperature=0.8, seed=6, repeat_penalty=1.3, repeat_la
 def test_a_resumed_run_equals_a_cold_one(lab: Lab, place: int, chunk: int) -> None:
     prompt = prompt_of(4, 64)
     engine = lab.engine(sequences=2, chunk=chunk)
-    events = list(engine.generate(Request(prompt, SAMPLING, max_tokens=8, checkpoint=place)))
-    cold = list(lab.engine().generate(Request(prompt, SAMPLING, max_tokens=8)))
+    events = list(engine.generate(Request(prompt, SAMPLING, max_tokens=5, checkpoint=place)))
+    cold = list(lab.engine().generate(Request(prompt, SAMPLING, max_tokens=5)))
     assert [(e.token, e.logprob) for e in events if e.token is not None] == [(e.token, e.logprob) for e in cold]
     checkpoint = checkpoint_of(events)
     assert checkpoint.tokens == prompt[:place]
-    for tail in (prompt_of(5, 1), prompt_of(6, 40)):
+    for tail in (prompt_of(5, 1), prompt_of(6, 30)):
         longer = prompt[:place] + tail
-        cold = list(lab.engine().generate(Request(longer, SAMPLING, max_tokens=8)))
+        cold = list(lab.engine().generate(Request(longer, SAMPLING, max_tokens=5)))
         for _ in range(2):  # a checkpoint can be used again
             rows = engine.stats.prompt_tokens
-            warm = list(engine.generate(Request(longer, SAMPLING, max_tokens=8, resume=checkpoint)))
+            warm = list(engine.generate(Request(longer, SAMPLING, max_tokens=5, resume=checkpoint)))
             assert [(e.token, e.text, e.logprob) for e in warm] == [(e.token, e.text, e.logprob) for e in cold]
             assert engine.stats.prompt_tokens - rows == len(tail)
             assert warm[-1].stats is not None
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(lab: Lab, caplog: pytest.LogC
 def test_pages_held_by_checkpoints_are_told_when_nothing_else_can_run(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = lab.engine(sequences=2, pages=6)
+    engine = lab.engine(sequences=2, pages=5)
     checkpoint = checkpoint_of(list(engine.generate(Request(prompt_of(1, 90), max_tokens=1, checkpoint=90))))
     request = Request(prompt_of(2, 90), max_tokens=4)
     with caplog.at_level(logging.CRITICAL):
@@ -103,3 +103,19 @@ def test_pages_held_by_checkpoints_are_told_when_nothing_else_can_run(
     assert "Release checkpoints" in str(event.error)
     checkpoint.release()
     assert answer(list(engine.generate(request))) == lab.greedy(request.prompt, 4)
+
+
+def test_pages_that_are_copied_are_reckoned_with(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """Both checkpoints end within a page: with exactly the pages it takes no step fails, with one less none begins."""
+    for pages, runs in ((5, True), (4, False)):
+        engine = lab.engine(sequences=1, pages=pages)
+        prompt = prompt_of(1, 45)
+        kept = checkpoint_of(list(engine.generate(Request(prompt[:40], max_tokens=1, checkpoint=40))))
+        request = Request(prompt, max_tokens=30, checkpoint=45, resume=kept)
+        if runs:
+            events = list(engine.generate(request))
+            assert answer(events) == lab.greedy(prompt, 30)
+        else:
+            with caplog.at_level(logging.CRITICAL), pytest.raises(OutOfMemory, match="5 pages"):
+                engine.submit(request)
+        assert engine.stats.failed_steps == 0

@@ -68,19 +68,19 @@ def digests_by_length(engine: Engine, number: int) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "penalties", "sampled"])
 def test_right_and_wrong_drafts_give_the_same_events_and_the_same_state(lab: Lab, sampling: SamplingParams) -> None:
-    request = Request(prompt_of(1, 21), sampling, max_tokens=24)
+    request = Request(prompt_of(1, 21), sampling, max_tokens=20)
     plain = lab.engine(sequences=1)
     expected_digests = digests_by_length(plain, plain.submit(request))
     expected = list(lab.engine(sequences=1).generate(request))
     oracle = {request.prompt: answer(expected)}
-    for place in (0, 1, 3, 7, 99):
+    for place in (0, 1, 4, 99):
         engine = lab.engine(sequences=1, drafter=Oracle(oracle, wrong_at(place)))
         events = list(engine.generate(request))
         assert [(e.token, e.text, e.logprob, e.top) for e in events] == [
             (e.token, e.text, e.logprob, e.top) for e in expected
         ]
         assert events[-1].finish_reason == expected[-1].finish_reason
-        assert engine.stats.steps <= 25 - min(place, 8) * 2
+        assert engine.stats.steps <= 21 - min(place, 8) * 2
         engine = lab.engine(sequences=1, drafter=Oracle(oracle, wrong_at(place)))
         digests = digests_by_length(engine, engine.submit(request))
         assert digests.items() <= expected_digests.items()
@@ -93,7 +93,7 @@ def test_drafts_of_changing_depth_beside_prompts_and_other_answers(lab: Lab) -> 
     ]
     expected = [list(lab.engine(sequences=1).generate(request)) for request in requests]
     oracle = {r.prompt: answer(e) for r, e in zip(requests, expected, strict=True)}
-    for seed in range(3):
+    for seed in range(2):
         engine = lab.engine(sequences=4, chunk=13, drafter=Oracle(oracle, shaky(seed)))
         numbers = [engine.submit(request) for request in requests]
         events = run_all(engine)

@@ -71,8 +71,8 @@ def put(fault: Fault, layer: str, engine: Engine, patch: pytest.MonkeyPatch) -> 
 
 
 REQUESTS = [
-    Request(prompt_of(1, 30), max_tokens=14),
-    Request(prompt_of(2, 9), SamplingParams(temperature=0.8, seed=4, repeat_penalty=1.2), max_tokens=14),
+    Request(prompt_of(1, 30), max_tokens=10),
+    Request(prompt_of(2, 9), SamplingParams(temperature=0.8, seed=4, repeat_penalty=1.2), max_tokens=10),
     Request(prompt_of(3, 60), max_tokens=6),
 ]
 
@@ -94,7 +94,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def test_a_failure_in_any_layer_leaves_state_and_words_alone(
     hybrid: Lab, expected: list[list[int]], layer: str, error: BaseException
 ) -> None:
-    for steps, together in ((1, 3), (5, 3), (3, 1)):
+    for steps, together in ((1, 3), (4, 1)):
         requests = REQUESTS[:together]
         engine = hybrid.engine(sequences=3, chunk=32, drafter=NoDrafter())
         numbers = [engine.submit(request) for request in requests]
@@ -184,5 +184,5 @@ def test_state_is_whole_after_many_failures(hybrid: Lab, expected: list[list[int
             events += engine.step()
         turn += 1
     assert [answer(events_of(events, number)) for number in numbers] == expected
-    assert engine.stats.failed_steps >= 6
+    assert engine.stats.failed_steps >= 4
     assert engine.state.used_pages == 0

@@ -121,16 +121,16 @@ def test_fma_rounds_once(a: float, b: float, c: float) -> None:
 
 
 def test_fma_where_two_roundings_would_differ() -> None:
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(1 << 23, 1 << 24, 200_000).astype(np.float32) for _ in range(2))
-    c = (rng.integers(1, 1 << 24, 200_000) * 2.0 ** rng.integers(-40, 40, 200_000)).astype(np.float32)
-    twice = (a.astype(np.float64) * b + c).astype(np.float32)
-    out = np.empty_like(a)
-    _fma_all(a, b, c, out)
-    assert (out != twice).any()
-    np.testing.assert_array_equal(out, fma(a, b, c))
-    for i in np.flatnonzero(out != twice)[:20]:
-        assert fma(a[i], b[i], c[i]) == out[i]
+    scale = np.float32(2) ** np.arange(-20, 20, dtype=np.float32)
+    a, b = scale * np.float32(257), np.full(40, 65281, np.float32)  # a product halfway between two float32
+    for sign in (-1, 1):
+        c = scale * np.float32(sign * 2.0**-40)  # decides, but is lost in a float64 sum
+        out = np.empty_like(a)
+        _fma_all(a, b, c, out)
+        expected = scale * np.float32(16777216 if sign < 0 else 16777218)
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(fma(a, b, c), expected)
+        np.testing.assert_array_equal([fma(*values) for values in zip(a, b, c, strict=True)], expected)
 
 
 @njit

@@ -73,12 +73,13 @@ def test_four_forms_agree(name: str) -> None:
 def test_error_in_units_of_the_last_place(name: str) -> None:
     x = np.linspace(-80, 80, 300_001).astype(np.float32)
     x = x[x > 0] if name == "log" else x
-    if name == "gelu":
-        x = x[x > -5]  # further out, the argument of exp amplifies its rounding
     with np.errstate(all="ignore"):
         exact = _exact(name, x)
         error = np.abs(getattr(mathfun, name)(x) - exact)
-    assert (error / np.spacing(np.abs(exact).astype(np.float32))).max() < (8 if name == "gelu" else 2.5)
+    unit = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
+    if name == "gelu":  # far below zero, exp amplifies the rounding of its argument; there the value is tiny
+        unit = np.maximum(unit, np.spacing(np.float32(0.1)))
+    assert (error / unit).max() < 3
 
 
 def test_limits() -> None:

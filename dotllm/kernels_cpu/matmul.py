@@ -20,6 +20,7 @@ from dotllm.errors import UnsupportedModel
 from dotllm.gguf.dequantize import dequantize
 from dotllm.gguf.types import FORMATS, GGMLType
 from dotllm.kernels_cpu.decode import DECODERS
+from dotllm.kernels_cpu.floats import FLOATS, float_product
 from dotllm.kernels_cpu.formats import R16, repack
 from dotllm.kernels_cpu.isa import choose_isa
 from dotllm.kernels_cpu.naive import naive_product
@@ -37,7 +38,7 @@ _SERIAL = 1 << 17  # products of fewer weights than this are done before a secon
 
 @dataclass(frozen=True, slots=True)
 class CpuWeight:
-    """A matrix (N, K) or a stack (X, N, K), in R16 (`interleaved`) or as in the file, and its compiled product."""
+    """A matrix (N, K) or a stack (X, N, K), in R16 (`interleaved`) or rows as in the file, and its compiled product."""
 
     type: GGMLType
     shape: tuple[int, ...]
@@ -80,6 +81,11 @@ def load_weight(type: GGMLType, raw: NDArray[np.uint8], *, naive: bool = False, 
         for part, matrix in zip(parts, stack, strict=True):
             repack(layout, matrix, part)
         kernel = interleaved_product(type.name, isa or choose_isa())
+    elif type.name in FLOATS and not naive:
+        row_bytes = -(-shape[-1] // 16) * 16 * block.bytes
+        data = _aligned(raw.size // raw.shape[-1] * row_bytes)
+        data.reshape(-1, row_bytes)[:, : raw.shape[-1]] = raw.reshape(-1, raw.shape[-1])
+        kernel = float_product(type.name)
     else:
         data = _aligned(raw.size)
         data[...] = raw.reshape(-1)

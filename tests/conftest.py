@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from make_tiny_gguf import make
 
+from dotllm.kernels_cpu.cache import prepare_cache
+
+prepare_cache()  # before a test imports kernels directly: stale ones must not be found
+
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:

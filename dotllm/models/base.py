@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,38 +13,9 @@ from dotllm.gguf.hparams import ModelConfig, RopeConfig
 from dotllm.gguf.reader import GGUFFile, Tensor
 from dotllm.ops.protocol import Array, KvLayer, Ops, Rows, RowTable, Weight
 from dotllm.ops.rope import inverse_frequencies
+from dotllm.state.step import Step
 
-__all__ = ["GdnBuffers", "Loader", "Model", "MtpHead", "Step", "Workspace", "flat"]
-
-
-class GdnBuffers(NamedTuple):
-    """Where a Gated DeltaNet layer computes, and what a replay of its recurrence needs (M rows)."""
-
-    u: Array  # (M, W) raw rows, before the convolution
-    q: Array  # (M, HK, D)
-    k: Array  # (M, HK, D)
-    v: Array  # (M, HV, D)
-    g: Array  # (M, HV) log decay
-    b: Array  # (M, HV) write strength
-
-
-class RecurrentArrays(Protocol):
-    """Recurrent state, by index of the recurrent layer."""
-
-    state: Sequence[Array]  # (planes, HV, Dv, Dk)
-    conv: Sequence[Array]  # (planes, C - 1, W)
-
-
-class Step(Protocol):
-    """What a model sees of the open transaction: where its rows stand, and where to read and write state."""
-
-    kv: Sequence[KvLayer]
-    recurrent: RecurrentArrays
-    key_head: NDArray[np.int32]
-
-    def bind(self, batch: Batch) -> Rows: ...
-
-    def buffers(self, layer: int, rows: int) -> GdnBuffers: ...
+__all__ = ["Loader", "Model", "MtpHead", "Workspace", "flat"]
 
 
 class MtpHead(Protocol):

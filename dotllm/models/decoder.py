@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dotllm.batch import Batch
-from dotllm.models.base import Loader, MtpHead, Step
+from dotllm.models.base import Loader, MtpHead
 from dotllm.ops.protocol import Array, Rows
+from dotllm.state.step import Step
 
 __all__ = ["Decoder"]
 

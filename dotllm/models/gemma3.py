@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dotllm.gguf.hparams import LayerConfig
-from dotllm.models.base import Loader, Step
+from dotllm.models.base import Loader
 from dotllm.models.decoder import Decoder
 from dotllm.models.layers import Attention, DenseFeedForward
 from dotllm.ops.protocol import Array, KvLayer, Rows
+from dotllm.state.step import Step
 
 __all__ = ["Gemma3"]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from dotllm.gguf.hparams import LayerConfig, RecurrentConfig
-from dotllm.models.base import Loader, Step, flat
+from dotllm.models.base import Loader, flat
 from dotllm.ops.protocol import Array, KvLayer, Prepared, Rows, Weight
+from dotllm.state.step import Step
 
 __all__ = ["Attention", "DenseFeedForward", "ExpertFeedForward", "GatedDeltaNet"]
 
@@ -143,10 +144,10 @@ class GatedDeltaNet:
             self.qkv = load.matrix(f"{prefix}attn_qkv.weight", r.conv_width, width)
             self.z = load.matrix(f"{prefix}attn_gate.weight", r.value_width, width)
         if load.has(f"{prefix}ssm_ba.weight"):  # one key head after another: its betas, then its alphas
-            row = np.arange(2 * r.v_heads).reshape(r.k_heads, 2, per_key)
+            pair = np.arange(2 * r.v_heads).reshape(r.k_heads, 2, per_key)
             shape = (2 * r.v_heads, width)
-            self.beta = load.matrix(f"{prefix}ssm_ba.weight", *shape, rows=row[:, 0].ravel())
-            self.alpha = load.matrix(f"{prefix}ssm_ba.weight", *shape, rows=row[:, 1].ravel())
+            self.beta = load.matrix(f"{prefix}ssm_ba.weight", *shape, rows=pair[:, 0].ravel())
+            self.alpha = load.matrix(f"{prefix}ssm_ba.weight", *shape, rows=pair[:, 1].ravel())
         else:
             self.beta = load.matrix(f"{prefix}ssm_beta.weight", r.v_heads, width)
             self.alpha = load.matrix(f"{prefix}ssm_alpha.weight", r.v_heads, width)

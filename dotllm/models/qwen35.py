@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import count
 
 from dotllm.gguf.hparams import LayerConfig
-from dotllm.models.base import Loader, Step
+from dotllm.models.base import Loader
 from dotllm.models.decoder import Decoder
 from dotllm.models.layers import Attention, DenseFeedForward, ExpertFeedForward, GatedDeltaNet
 from dotllm.models.mtp import NextN
 from dotllm.ops.protocol import Array, Rows
+from dotllm.state.step import Step
 
 __all__ = ["Qwen35"]
 

@@ -27,7 +27,8 @@ F32 = NDArray[np.float32]
 
 
 def sigmoid(x: NDArray[Any]) -> NDArray[np.float64]:
-    return 1.0 / (1.0 + np.exp(-x.astype(np.float64)))
+    y: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-x.astype(np.float64)))
+    return y
 
 
 def silu(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -36,8 +37,9 @@ def silu(x: NDArray[Any]) -> NDArray[np.float64]:
 
 def gelu(x: NDArray[Any]) -> NDArray[np.float64]:
     """The tanh form, as in ggml."""
-    y = x.astype(np.float64)
-    return 0.5 * y * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * y * (1.0 + 0.044715 * y * y)))
+    y: NDArray[np.float64] = x.astype(np.float64)
+    half = 0.5 * y
+    return half + half * np.tanh(np.sqrt(2.0 / np.pi) * y * (1.0 + 0.044715 * y * y))
 
 
 def softplus(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -50,8 +52,9 @@ ACTIVATIONS = {"silu": silu, "gelu": gelu}
 
 
 def rms(x: NDArray[Any], weight: NDArray[Any], eps: float) -> NDArray[np.float64]:
-    y = x.astype(np.float64)
-    return y / np.sqrt((y * y).mean(-1, keepdims=True) + eps) * weight
+    y: NDArray[np.float64] = x.astype(np.float64)
+    y = y / np.sqrt((y * y).mean(-1, keepdims=True) + eps) * weight
+    return y
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ def silu(x: NDArray[Any]) -> NDArray[np.float64]:
 def gelu(x: NDArray[Any]) -> NDArray[np.float64]:
     """The tanh form, as in ggml."""
     y: NDArray[np.float64] = x.astype(np.float64)
-    half = 0.5 * y
-    return half + half * np.tanh(np.sqrt(2.0 / np.pi) * y * (1.0 + 0.044715 * y * y))
+    y = 0.5 * y * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * y * (1.0 + 0.044715 * y * y)))
+    return y
 
 
 def softplus(x: NDArray[Any]) -> NDArray[np.float64]:

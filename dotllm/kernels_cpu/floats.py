@@ -15,30 +15,29 @@ from numba.extending import overload
 from dotllm.kernels_cpu.lanes import fma16, load16, load16_bfloat, load16_half, sum16, zero16
 from dotllm.kernels_cpu.product import ARGUMENTS
 
-__all__ = ["FLOATS", "float_product", "weights16"]
+__all__ = ["FLOATS", "float_product", "typed", "weights16"]
 
 
-def _f32(weights: Any, at: int) -> Any:
-    return load16(weights.view(np.float32), at)
-
-
-def _f16(weights: Any, at: int) -> Any:
-    return load16_half(weights.view(np.uint16), at)
-
-
-def _bf16(weights: Any, at: int) -> Any:
-    return load16_bfloat(weights.view(np.uint16), at)
-
-
-_READERS = {"F32": njit(_f32), "F16": njit(_f16), "BF16": njit(_bf16)}
-
-FLOATS = tuple(_READERS)
+FLOATS = ("F32", "F16", "BF16")
 """The types that have this product."""
+
+_READERS = {"F32": load16, "F16": load16_half, "BF16": load16_bfloat}
+
+
+def typed(format: Any, weights: Any) -> Any:
+    """Flat bytes as float32 or 16-bit words; `format` is a literal. Once a call: a view in a loop costs its checks."""
+    return weights.view(np.float32) if format == "F32" else weights.view(np.uint16)
 
 
 def weights16(format: Any, weights: Any, at: Any) -> Any:
-    """Weights at .. at + 16 of a flat array of bytes; `format` is a literal."""
+    """Weights at .. at + 16 of a typed array; `format` is a literal."""
     return _READERS[format](weights, at)
+
+
+def _view(format: Any, weights: Any) -> Any:
+    if format.literal_value == "F32":
+        return lambda format, weights: weights.view(np.float32)
+    return lambda format, weights: weights.view(np.uint16)
 
 
 def _reader(format: Any, weights: Any, at: Any) -> Any:
@@ -46,6 +45,7 @@ def _reader(format: Any, weights: Any, at: Any) -> Any:
     return lambda format, weights, at: read(weights, at)
 
 
+overload(typed, prefer_literal=True, strict=False)(_view)
 overload(weights16, prefer_literal=True, strict=False)(_reader)
 
 
@@ -66,7 +66,7 @@ def float_product(format: str) -> Any:
         first: int,
         last: int,
     ) -> None:
-        values = x[1]
+        values, array = x[1], typed(format, weights)
         starts, experts, sources, targets = work
         groups, padded = (width + 15) // 16, (columns + 15) // 16 * 16
         for item in range(first, last):
@@ -76,7 +76,7 @@ def float_product(format: str) -> Any:
                 for pair in range(starts[segment], starts[segment + 1]):
                     source, lanes = sources[pair] * padded, zero16()
                     for i in range(0, padded, 16):
-                        lanes = fma16(weights16(format, weights, base + i), load16(values, source + i), lanes)
+                        lanes = fma16(weights16(format, array, base + i), load16(values, source + i), lanes)
                     y = sum16(lanes)
                     if bias.size > 0:
                         y = y + bias[n]

@@ -68,7 +68,7 @@ def chat(
     console = Console(quiet=output.quiet)
     set_log_level(verbose=output.verbose, quiet=output.quiet)
     params, limit = sampling_params(sampling), token_limit(n_predict)
-    with open_session(model_path(model, model_flag), how, console) as session:
+    with open_session(model_path(model, model_flag), how, console, checkpoints=1) as session:
         chat_format = None
         if not generate.raw:
             chat_format = template_format(session.file, session.tokenizer, generate.chat_template_file)

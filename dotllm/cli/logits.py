@@ -12,7 +12,6 @@ import typer
 from dotllm.cli.console import Console
 from dotllm.cli.locate import model_path
 from dotllm.cli.options import ModelArgument, ModelFlag, flag
-from dotllm.cli.session import open_tokenizer
 from dotllm.errors import DotLLMError, UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ def logits(
     threads: Annotated[int | None, flag("-t", "--threads", metavar="N", help="Threads.")] = None,
 ) -> None:
     """Write the logits of every position to a .npy file (keys and values in float32)."""
+    from dotllm.engine.load import open_tokenizer
     from dotllm.gguf.reader import GGUFFile
     from dotllm.models.registry import load_model
     from dotllm.ops.select import select_ops

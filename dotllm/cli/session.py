@@ -1,8 +1,9 @@
-"""A loaded model, ready to answer: file, tokenizer, template, backend, state and engine, put together from options."""
+"""A loaded model, ready to answer: an engine put together from options, its kernels compiled."""
 
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dotllm.cli.console import Console, bytes_text
-from dotllm.errors import OutOfMemory, UsageError
+from dotllm.cli.console import Console
+from dotllm.errors import UsageError
 
 if TYPE_CHECKING:
     from dotllm.cli.options import ModelOptions, SamplingOptions
@@ -20,18 +21,16 @@ if TYPE_CHECKING:
     from dotllm.gguf.reader import GGUFFile
     from dotllm.ops.protocol import CacheType, Ops
     from dotllm.sampling.params import SamplingParams
-    from dotllm.state.layout import StateLayout
     from dotllm.text.tokenizer import Tokenizer
 
-__all__ = ["Session", "open_session", "open_tokenizer", "sampling_params"]
+__all__ = ["Session", "open_session", "sampling_params"]
 
-DEFAULT_CONTEXT = 4096
-CHECKPOINT_PAGES = 8  # for pages that a request shares with checkpoints and has to copy
+SLOW_SECONDS = 2.0  # after which somebody who waits is told why
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a command works with."""
+    """What a command works with; `load_ms` from the backend to compiled kernels."""
 
     path: Path
     file: GGUFFile
@@ -47,50 +46,75 @@ class Session:
 
 
 @contextmanager
-def open_session(path: Path, options: ModelOptions, console: Console, *, ops: Ops | None = None) -> Iterator[Session]:
+def open_session(
+    path: Path, options: ModelOptions, console: Console, *, ops: Ops | None = None, checkpoints: int = 0
+) -> Iterator[Session]:
     """Load a model; `ops` in place of the backend that the options name. Raises whatever may be wrong with it."""
-    from dotllm.engine.engine import Engine
-    from dotllm.gguf.hparams import ModelConfig
-    from dotllm.gguf.reader import GGUFFile
-    from dotllm.models.registry import load_model
+    from dotllm.engine.load import load_engine
     from dotllm.ops.select import select_ops
-    from dotllm.state.blocks import pages_for
-    from dotllm.state.layout import StateLayout
-    from dotllm.state.manager import StateManager
 
-    cache_type, chunk = _cache_type(options), _chunk(options)
-    start = time.perf_counter()
-    console.progress(f"loading {path.name} ...")
+    cache_type, chunk, start = _cache_type(options), _chunk(options), time.perf_counter()
+    console.progress("starting the backend ...")
     try:
-        with GGUFFile.open(path) as file:
-            config = ModelConfig.from_gguf(file)
-            layout = StateLayout.of(config)
-            context = _context(options.ctx_size, config, console)
-            pages = pages_for(context) + CHECKPOINT_PAGES
-            _check_fits(layout, pages, cache_type, context)
-            tokenizer = open_tokenizer(file)
-            ops = select_ops(options.backend, options.threads) if ops is None else ops
-            model = load_model(file, ops, context=context)
-            state = StateManager(ops, layout, pages=pages, sequences=1, cache_type=cache_type)
-            engine = Engine(model, tokenizer, state, ops, context=context, max_rows=chunk, chunk=chunk)
-            load_ms = 1e3 * (time.perf_counter() - start)
-            console.progress("")
-            threads = getattr(ops, "n_threads", None)
-            yield Session(path, file, config, tokenizer, ops, engine, ops.name, threads, context, cache_type, load_ms)
+        ops = select_ops(options.backend, options.threads) if ops is None else ops
+        loaded = load_engine(
+            path,
+            ops,
+            context=options.ctx_size,
+            checkpoints=checkpoints,
+            cache_type=cache_type,
+            max_rows=chunk,
+            chunk=chunk,
+            progress=lambda stage: console.progress(f"{path.name}: {stage} ..."),
+        )
     finally:
         console.progress("")
+    try:
+        _warm_up(loaded.engine, ops, min(loaded.context, chunk), console)
+        if loaded.context > loaded.config.context_length:
+            console.note(
+                f"warning: the model was trained for {loaded.config.context_length} tokens; beyond that its text may "
+                "be poor",
+                "yellow",
+            )
+        yield Session(
+            path=path,
+            file=loaded.file,
+            config=loaded.config,
+            tokenizer=loaded.tokenizer,
+            ops=ops,
+            engine=loaded.engine,
+            backend=ops.name,
+            threads=getattr(ops, "n_threads", None),
+            context=loaded.context,
+            cache_type=cache_type,
+            load_ms=1e3 * (time.perf_counter() - start),
+        )
+    finally:
+        loaded.close()
 
 
-def open_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The tokenizer of a file, its merge engine from the user's cache if it is there."""
-    from platformdirs import user_cache_path
+def _warm_up(engine: Engine, ops: Ops, most: int, console: Console) -> None:
+    """Compile the kernels that the model needs, or load them from the cache, before anything is timed or streamed."""
+    from dotllm.engine.load import warm_up
+    from dotllm.ops.select import compiling
 
-    from dotllm.text.tokenizer import Tokenizer
-
-    status = file.path.stat()
-    fingerprint = f"{file.path.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode()
-    folder = user_cache_path("dotllm", appauthor=False) / "tokenizers"
-    return Tokenizer.from_metadata(file.metadata, cache_dir=folder, fingerprint=fingerprint)
+    if ops.name == "numpy":
+        return
+    start = time.perf_counter()
+    notice = "compiling kernels for this machine: once, about a minute"
+    timer = threading.Timer(SLOW_SECONDS, console.note, (notice, "dim"))
+    timer.daemon = True
+    timer.start()
+    try:
+        with compiling(ops):
+            warm_up(engine, (min(2, most),))
+            if (
+                time.perf_counter() - start > SLOW_SECONDS
+            ):  # they were compiled: those for many rows will have to be too
+                warm_up(engine, (1, min(64, most)))
+    finally:
+        timer.cancel()
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:
@@ -134,36 +158,3 @@ def _chunk(options: ModelOptions) -> int:
     if options.ubatch_size < 1:
         raise UsageError(f"--ubatch-size is {options.ubatch_size}; it must be at least 1")
     return options.ubatch_size
-
-
-def _context(wanted: int | None, config: ModelConfig, console: Console) -> int:
-    own = config.context_length
-    if wanted is None:
-        return min(own, DEFAULT_CONTEXT)
-    if wanted < 0:
-        raise UsageError(f"--ctx-size is {wanted}; it must be at least 1, or 0 for the model's own")
-    if wanted > own:
-        console.note(f"warning: the model was trained for {own} tokens; beyond that its text may be poor", "yellow")
-    return wanted or own
-
-
-def _check_fits(layout: StateLayout, pages: int, cache_type: CacheType, context: int) -> None:
-    """Refuse a context that the machine's free memory cannot hold, before it is allocated."""
-    need = layout.estimate(pages=pages, sequences=1, cache_type=cache_type, mtp=False, logged_rows=0).total
-    free = _available_memory()
-    if free is not None and need > free:
-        raise OutOfMemory(
-            f"a context of {context} tokens needs {bytes_text(need)} for the state of this model, and "
-            f"{bytes_text(free)} of memory are available; choose a smaller --ctx-size"
-        )
-
-
-def _available_memory() -> int | None:
-    """Bytes that can be used without swapping, where the system tells (Linux)."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None

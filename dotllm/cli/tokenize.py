@@ -11,7 +11,6 @@ from dotllm.cli.console import Console
 from dotllm.cli.locate import model_path
 from dotllm.cli.options import Json, ModelFlag
 from dotllm.cli.reader import read_piped
-from dotllm.cli.session import open_tokenizer
 
 __all__ = ["tokenize"]
 
@@ -29,6 +28,7 @@ def tokenize(
     as_json: Json = False,
 ) -> None:
     """Show the tokens of a text and check that they give the text back."""
+    from dotllm.engine.load import open_tokenizer
     from dotllm.gguf.reader import GGUFFile
 
     if model_flag is not None and text is None:  # with --model, a single argument is the text

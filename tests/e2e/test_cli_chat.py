@@ -46,7 +46,7 @@ def test_a_turn_computes_only_what_is_new(cli: Run, template: tuple[str, str]) -
     first, again, second, after_undo, after_clear = turns(
         cli(*CHAT, *template, stdin="Hello\n/regen\nWho are you?\n/undo\nWhy?\n/clear\nHello\n")
     )
-    opening = 5  # "<|im_start|>assistant" and a line end: what a template says last, and the next prompt need not repeat
+    opening = 5  # tokens that the template puts before a reply, which the next prompt need not repeat
     assert first[1] == 0
     assert again == (first[0], again[1], 4)
     assert first[0] - opening <= again[1] < first[0]

@@ -131,7 +131,7 @@ def test_bad_usage_is_2_and_says_what_to_do(cli: Run, tiny_gguf: Callable[..., P
         ("-ctk", "f32"): "both",
         ("-ctk", "q8_0"): "--cache-type-k",
         ("-ub", "0"): "--ubatch-size",
-        ("-c", "-1"): "--ctx-size",
+        ("-c", "-1"): "context",
         ("--temp", "-1"): "temperature",
         ("--logit-bias", "x"): "--logit-bias",
         ("--logit-bias", "99999+1"): "99999",
@@ -159,8 +159,8 @@ def test_other_failures_have_codes_of_their_own(cli: Run, tmp_path: Path) -> Non
     assert cli("run", *NUMPY, "-c", "4", "-p", "Once upon a time").code == 1
     large = cli("run", *NUMPY, "-c", "1000000000")
     assert large.code == 4
-    assert "smaller --ctx-size" in large.err
-    assert "trained for 2048" in large.err
+    assert "smaller context" in large.err
+    assert "trained for 2048" in cli("run", *NUMPY, "-c", "2049", "-n", "1").err
 
 
 def test_verbose_shows_where_an_error_is_from(cli: Run) -> None:

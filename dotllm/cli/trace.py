@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["trace"]
 
 _KEPT_BYTES = 512 << 20  # copies of results that a comparison holds
-_UNSHOWN = ("empty", "zeros", "put", "get")
 
 
 def trace(
@@ -88,7 +87,9 @@ def _record(
 
 
 def _show_calls(console: Console, calls: Sequence[Call], *, as_json: bool) -> None:
-    shown = [call for call in calls if call.op not in _UNSHOWN]
+    from dotllm.ops.trace import HOUSEKEEPING
+
+    shown = [call for call in calls if call.op not in HOUSEKEEPING]
     if as_json:
         console.write(json.dumps({"ops": [_call_object(call) for call in shown]}) + "\n")
         return

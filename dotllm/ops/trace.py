@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dotllm.ops.protocol import Array, Ops
 
-__all__ = ["OUTPUTS", "Call", "Comparison", "Difference", "Output", "Recorder", "traced"]
+__all__ = ["HOUSEKEEPING", "OUTPUTS", "Call", "Comparison", "Difference", "Output", "Recorder", "traced"]
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "load": (),
@@ -56,6 +56,9 @@ Those it writes; for `kv_store` the keys and values it puts into pages. Prepared
 product that consumes them is.
 """
 
+HOUSEKEEPING = ("empty", "zeros", "put", "get")
+"""Ops about memory: when they happen depends on what ran before, so they are no part of a comparison."""
+
 _LOADS = ("load", "load_table", "load_vector")
 
 
@@ -85,7 +88,7 @@ class Call:
 class Difference:
     """How far one op's results lie apart in two runs: max |a - b|, and that divided by max |a|.
 
-    `index` counts calls from 0; `reason` is set where the runs cannot be compared at all.
+    `index` counts calls from 0, housekeeping left out; `reason` is set where the runs cannot be compared at all.
     """
 
     index: int
@@ -186,10 +189,12 @@ class Comparison:
 
     def __init__(self, first: Sequence[Call]) -> None:
         self.differences: list[Difference] = []
-        self._first = first
+        self._first = [call for call in first if call.op not in HOUSEKEEPING]
         self._index = 0
 
     def __call__(self, call: Call) -> None:
+        if call.op in HOUSEKEEPING:
+            return None
         index, self._index = self._index, self._index + 1
         if index >= len(self._first):
             return self._apart(index, call, "the first run ended before this op")

@@ -68,6 +68,8 @@ def chat(
     console = Console(quiet=output.quiet)
     set_log_level(verbose=output.verbose, quiet=output.quiet)
     params, limit = sampling_params(sampling), token_limit(n_predict)
+    if params.top_logprobs is not None:
+        raise UsageError("--top-logprobs is for `run --json`; a chat does not show log probabilities")
     with open_session(model_path(model, model_flag), how, console, checkpoints=1) as session:
         chat_format = None
         if not generate.raw:
@@ -133,7 +135,7 @@ class Chat:
 
     def _command(self, name: str, argument: str) -> None:
         if name == "/help":
-            self.console.note(_HELP)
+            self.console.answer(_HELP)
         elif name == "/regen":
             self._regenerate()
         elif name == "/undo":
@@ -145,7 +147,7 @@ class Chat:
         elif name == "/system":
             if argument:
                 self.set_system(argument)
-            self.console.note(f"system prompt: {self.conversation.system or 'none'}", "dim")
+            self.console.answer(f"system prompt: {self.conversation.system or 'none'}")
         elif name in ("/save", "/load"):
             self._file(name, argument)
         else:

@@ -54,6 +54,10 @@ class Console:
         if not self.quiet:
             self._line(text, style)
 
+    def answer(self, text: str) -> None:
+        """A line on standard error that was asked for, so shown even if quiet."""
+        self._line(text, "dim")
+
     def error(self, text: str) -> None:
         """A line on standard error, always."""
         self._line(text, "red")

@@ -25,7 +25,7 @@ from dotllm.cli.options import (
 from dotllm.cli.prompt import find_prompt, run_prompt, token_limit
 from dotllm.cli.report import header_lines, json_report, statistics_lines
 from dotllm.cli.session import Session, open_session, sampling_params
-from dotllm.errors import DotLLMError
+from dotllm.errors import DotLLMError, UsageError
 
 if TYPE_CHECKING:
     from dotllm.engine.request import Event, Request
@@ -60,6 +60,8 @@ def run(
     set_log_level(verbose=output.verbose, quiet=output.quiet)
     if model_flag is not None and model is not None and prompt_text is None:
         model, prompt_text = None, model  # with --model, a single argument is the prompt
+    if sampling.top_logprobs is not None and not as_json:
+        raise UsageError("--top-logprobs needs --json: log probabilities are part of that report")
     path = model_path(model, model_flag)
     params, limit = sampling_params(sampling), token_limit(n_predict)
     text = find_prompt(console, text=prompt, argument=prompt_text, file=file, demo=is_demo(path))

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from commands import Run
 
+from dotllm.cli import session
+from dotllm.cli.console import Console
 from dotllm.cli.locate import demo_model
+
+if TYPE_CHECKING:
+    from dotllm.engine.engine import Engine
+    from dotllm.ops.protocol import Ops
 
 NUMPY = ("--backend", "numpy")
 CHATML = """\
@@ -128,6 +136,7 @@ def test_bad_usage_is_2_and_says_what_to_do(cli: Run, tiny_gguf: Callable[..., P
         (other,): "there is no prompt",
         (other, "-m", other, "-p", "x"): "twice",
         ("-n", "0"): "--n-predict",
+        ("--top-logprobs", "1"): "--json",
         ("-ctk", "f32"): "both",
         ("-ctk", "q8_0"): "--cache-type-k",
         ("-ub", "0"): "--ubatch-size",
@@ -152,7 +161,7 @@ def test_other_failures_have_codes_of_their_own(cli: Run, tmp_path: Path) -> Non
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF" + bytes(20))
     for path in (bad, tmp_path / "absent.gguf", tmp_path):
-        result = cli("run", str(path), "-p", "x")
+        result = cli("run", *NUMPY, str(path), "-p", "x")
         assert result.code == 3
         assert result.err.startswith("Error: ")
         assert str(path) in result.err
@@ -161,6 +170,33 @@ def test_other_failures_have_codes_of_their_own(cli: Run, tmp_path: Path) -> Non
     assert large.code == 4
     assert "smaller context" in large.err
     assert "trained for 2048" in cli("run", *NUMPY, "-c", "2049", "-n", "1").err
+
+
+def test_the_model_can_come_from_the_environment(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOTLLM_MODEL", str(tmp_path / "absent.gguf"))
+    monkeypatch.setenv("DOTLLM_N_PREDICT", "2")
+    assert cli("run", *NUMPY).code == 3
+    assert cli("run", *NUMPY, str(demo_model()), "-p", "Once upon a time").out == " there lived\n"
+
+
+def test_whoever_waits_for_kernels_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[tuple[int, ...]] = []
+
+    def slow(engine: object, counts: tuple[int, ...]) -> None:
+        rows.append(counts)
+        time.sleep(0.1)
+
+    class Compiled:
+        name = "compiled"
+
+    monkeypatch.setattr("dotllm.engine.load.warm_up", slow)
+    engine, ops = cast("Engine", None), cast("Ops", Compiled())
+    session._warm_up(engine, ops, 512, Console())
+    assert (rows, capsys.readouterr().err) == ([(2,)], "")
+    monkeypatch.setattr(session, "SLOW_SECONDS", 0.01)
+    session._warm_up(engine, ops, 512, Console())
+    assert rows[1:] == [(2,), (1, 64)]
+    assert "compiling kernels" in capsys.readouterr().err
 
 
 def test_verbose_shows_where_an_error_is_from(cli: Run) -> None:

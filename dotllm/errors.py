@@ -63,4 +63,4 @@ class TemplateError(DotLLMError):
 
 
 class StateError(DotLLMError):
-    """An operation that the state of a sequence does not allow, such as cutting a recurrent state without a snapshot."""
+    """What the state of a sequence does not allow, such as cutting a recurrent state without a snapshot."""

@@ -1,6 +1,6 @@
 """Element-wise functions between two matrices.
 
-gate_up     out = act(gate) * up, act = silu or tanh-gelu            gates        g = a * softplus(alpha + dt)
+gate_up     out = act(gate) * up, act = silu or gelu_half            gates        g = a * softplus(alpha + dt)
 gated_add   out += sigmoid(gate) * x, one gate a row                              b = sigmoid(beta)
 softcap     x = cap * tanh(x / cap)
 
@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit, prange
 
 from dotllm.kernels_cpu.lanes import div, div16, fma, fma16, load16, splat16, store16
-from dotllm.kernels_cpu.mathfun import gelu, sigmoid, silu, softplus, tanh
+from dotllm.kernels_cpu.mathfun import gelu_half, sigmoid, silu, softplus, tanh
 
 __all__ = ["gate_up", "gate_up_part", "gated_add", "gates", "softcap"]
 
@@ -26,12 +26,12 @@ def gate_up_part(gate: Any, up: Any, out: Any, use_gelu: bool, thread: int, n_th
     blocks = gate.size // 16
     for i in range(16 * (blocks * thread // n_threads), 16 * (blocks * (thread + 1) // n_threads), 16):
         y = load16(gate, i)
-        y = gelu(y) if use_gelu else silu(y)
+        y = gelu_half(y) if use_gelu else silu(y)
         store16(out, i, y * load16(up, i))
     if thread == n_threads - 1:
         for i in range(16 * blocks, gate.size):
             x = gate[i]
-            x = gelu(x) if use_gelu else silu(x)
+            x = gelu_half(x) if use_gelu else silu(x)
             out[i] = x * up[i]
 
 

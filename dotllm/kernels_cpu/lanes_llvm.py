@@ -237,6 +237,11 @@ def _emit_exponent(builder: Any, x: Any) -> Any:
     return builder.sitofp(builder.ashr(shifted, _constant(bits, 23)), x.type)
 
 
+def _emit_round_half(builder: Any, x: Any) -> Any:
+    half = ir.VectorType(HALF, WIDTH) if isinstance(x.type, ir.VectorType) else HALF
+    return builder.fpext(builder.fptrunc(x, half), x.type)
+
+
 def _same(*kinds: Any) -> Any:
     """The common type of the arguments if it is float32 or a vector, else None: nothing is converted silently."""
     first = kinds[0]
@@ -287,6 +292,7 @@ _sqrt = _elementwise1(lambda builder, a: _intrinsic_call(builder, "sqrt", a))
 _rint = _elementwise1(lambda builder, a: _intrinsic_call(builder, "rint", a))
 _absolute = _elementwise1(lambda builder, a: _intrinsic_call(builder, "fabs", a))
 _pow2 = _elementwise1(_emit_pow2)
+_round_half = _elementwise1(_emit_round_half)
 _exponent_of = _elementwise1(_emit_exponent)
 
 
@@ -305,6 +311,7 @@ overload(float32.minimum)(lambda a, b: lambda a, b: _minimum(a, b))
 overload(float32.sqrt)(lambda a: lambda a: _sqrt(a))
 overload(float32.rint)(lambda a: lambda a: _rint(a))
 overload(float32.absolute)(lambda a: lambda a: _absolute(a))
+overload(float32.round_half)(lambda x: lambda x: _round_half(x))
 overload(float32.pow2)(lambda n: lambda n: _pow2(n))
 overload(float32.exponent_of)(lambda x: lambda x: _exponent_of(x))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from numba.extending import register_jitable
 
 import dotllm.kernels_cpu.lanes_llvm  # noqa: F401 - the primitives that the functions are written in
-from dotllm.ops.mathfun import exp, log, log1p_of_exp, sigmoid, silu, softplus, tanh
+from dotllm.ops.mathfun import exp, gelu_half, log, log1p_of_exp, sigmoid, silu, softplus, tanh
 from dotllm.ops.mathfun import gelu_tanh as gelu
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "exp16",
     "gelu",
     "gelu16",
+    "gelu_half",
     "log",
     "log16",
     "sigmoid",
@@ -28,7 +29,7 @@ __all__ = [
     "tanh16",
 ]
 
-for _function in (exp, gelu, log, log1p_of_exp, sigmoid, silu, softplus, tanh):
+for _function in (exp, gelu, gelu_half, log, log1p_of_exp, sigmoid, silu, softplus, tanh):
     register_jitable(_function)
 
 # The vector names: compiled for the type of their argument, as the plain names are.

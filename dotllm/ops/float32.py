@@ -27,6 +27,7 @@ __all__ = [
     "minimum",
     "pow2",
     "rint",
+    "round_half",
     "sqrt",
     "where_less",
 ]
@@ -154,6 +155,11 @@ def float_to_half(x: Any) -> Any:
         if isinstance(x, np.ndarray):
             return x.astype(np.float16).view(np.uint16)
         return np.float16(x).view(np.uint16)
+
+
+def round_half(x: Any) -> Any:
+    """The float16 nearest to x, as float32."""
+    return half_to_float(float_to_half(x))
 
 
 def bfloat_to_float(bits: Any) -> Any:

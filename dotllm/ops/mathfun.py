@@ -9,9 +9,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from dotllm.ops.float32 import absolute, div, exponent_of, fma, like, maximum, minimum, pow2, rint, where_less
+from dotllm.ops.float32 import (
+    absolute,
+    div,
+    exponent_of,
+    fma,
+    like,
+    maximum,
+    minimum,
+    pow2,
+    rint,
+    round_half,
+    where_less,
+)
 
-__all__ = ["exp", "gelu_tanh", "log", "log1p_of_exp", "sigmoid", "silu", "softplus", "tanh"]
+__all__ = ["exp", "gelu_half", "gelu_tanh", "log", "log1p_of_exp", "sigmoid", "silu", "softplus", "tanh"]
 
 
 def exp(x: Any) -> Any:
@@ -81,6 +93,12 @@ def gelu_tanh(x: Any) -> Any:
     inner = fma(x * x, like(x, 0.044715), one)
     e = exp(zero - absolute(like(x, 1.5957691216057308) * x * inner))
     return div(x * where_less(x, zero, e, one), one + e)
+
+
+def gelu_half(x: Any) -> Any:
+    """gelu_tanh as ggml's CPU code computes it: input and result rounded to float16; 0 below -10, x above 10."""
+    near = where_less(like(x, -10.0), x, round_half(gelu_tanh(round_half(x))), like(x, 0.0))
+    return where_less(x, like(x, 10.0), near, x)
 
 
 def log1p_of_exp(x: Any) -> Any:

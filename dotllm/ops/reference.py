@@ -36,10 +36,10 @@ def silu(x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def gelu(x: NDArray[Any]) -> NDArray[np.float64]:
-    """The tanh form, as in ggml."""
-    y: NDArray[np.float64] = x.astype(np.float64)
+    """The tanh form; input and result rounded to float16, 0 below -10 and x above 10, as ggml's table has it."""
+    y = x.astype(np.float16).astype(np.float64)
     y = 0.5 * y * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * y * (1.0 + 0.044715 * y * y)))
-    return y
+    return np.where(np.abs(x) < 10.0, y.astype(np.float16).astype(np.float64), np.maximum(x.astype(np.float64), 0.0))
 
 
 def softplus(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -53,7 +53,8 @@ ACTIVATIONS = {"silu": silu, "gelu": gelu}
 
 def rms(x: NDArray[Any], weight: NDArray[Any], eps: float) -> NDArray[np.float64]:
     y: NDArray[np.float64] = x.astype(np.float64)
-    y = y / np.sqrt((y * y).mean(-1, keepdims=True) + eps) * weight
+    y /= np.sqrt((y * y).mean(-1, keepdims=True) + eps)
+    y *= weight
     return y
 
 

@@ -42,7 +42,7 @@ _FILTERS = (
 _PADDING = frozenset(("center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"))
 
 
-class RefusedByTemplate(Exception):  # noqa: N818 - it is the template's word, not a fault of ours
+class RefusedByTemplate(Exception):
     """`raise_exception` was called: the template does not take this conversation."""
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dotllm.ops.select import select_ops
 from harness import Run, open_model
 from make_goldens import CASES, DATA
 
 from dotllm.ops.protocol import Ops
 from dotllm.ops.reference import NumpyOps
+from dotllm.ops.select import select_ops
 
 FLOAT = [name for name, (_, kind, _) in CASES.items() if kind == "F32"]
 QUANTISED = [name for name in CASES if name not in FLOAT]

@@ -11,7 +11,7 @@ from numba import njit
 from dotllm.kernels_cpu import mathfun
 from dotllm.kernels_cpu.lanes import load16, store16
 
-NAMES = ("exp", "sigmoid", "silu", "tanh", "gelu", "softplus", "log")
+NAMES = ("exp", "sigmoid", "silu", "tanh", "gelu", "gelu_half", "softplus", "log")
 
 
 def _inputs(name: str) -> np.ndarray:
@@ -69,7 +69,16 @@ def test_four_forms_agree(name: str) -> None:
     assert _same(single, np.ascontiguousarray(array[::101]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_gelu_half_is_gelu_between_float16() -> None:
+    x = np.linspace(-12, 12, 100_001).astype(np.float32)
+    half = x.astype(np.float16).astype(np.float32)
+    expected = mathfun.gelu(half).astype(np.float16).astype(np.float32)
+    expected[x <= -10] = 0
+    expected[x >= 10] = x[x >= 10]
+    np.testing.assert_array_equal(mathfun.gelu_half(x), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "gelu_half"])
 def test_error_in_units_of_the_last_place(name: str) -> None:
     x = np.linspace(-80, 80, 300_001).astype(np.float32)
     x = x[x > 0] if name == "log" else x

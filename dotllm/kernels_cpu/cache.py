@@ -28,12 +28,21 @@ __all__ = ["cache_directory", "compiling", "digest", "is_warm", "mark_warm", "pr
 logger = logging.getLogger(__name__)
 
 _MARKER = "complete"
+# sources outside this package whose text or constants are compiled into kernels
+_BEYOND = (
+    "ops/float32.py",
+    "ops/mathfun.py",
+    "ops/protocol.py",
+    "ops/rounding.py",
+    "gguf/types.py",
+    "gguf/dequantize.py",
+)
 
 
 def digest() -> str:
     """Sixteen hex digits over kernel sources, versions, instruction set, CPU features and NUMBA_* flags."""
     package = Path(__file__).resolve().parent
-    sources = sorted(package.glob("*.py")) + [package.parent / "ops" / name for name in ("float32.py", "mathfun.py")]
+    sources = sorted(package.glob("*.py")) + [package.parent / name for name in _BEYOND]
     state = hashlib.sha256()
     for source in sources:
         state.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")

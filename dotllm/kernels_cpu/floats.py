@@ -9,11 +9,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
 from numba.extending import overload
 
 from dotllm.kernels_cpu.lanes import fma16, load16, load16_bfloat, load16_half, sum16, zero16
-from dotllm.kernels_cpu.product import ARGUMENTS
+from dotllm.kernels_cpu.product import compile_product
 
 __all__ = ["FLOATS", "float_product", "typed", "weights16"]
 
@@ -53,7 +52,6 @@ overload(weights16, prefer_literal=True, strict=False)(_reader)
 def float_product(format: str) -> Any:
     """The product of weights of `format`, items first .. last; x is (unused, padded float32 rows, unused, unused)."""
 
-    @njit([types.void(*ARGUMENTS)], cache=True)
     def product(
         weights: Any,
         columns: int,
@@ -83,4 +81,4 @@ def float_product(format: str) -> Any:
                     at = targets[pair] * width + n
                     out[at] = out[at] + y if add else y
 
-    return product
+    return compile_product(product, format)

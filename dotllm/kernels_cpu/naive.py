@@ -13,12 +13,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 
 from dotllm.gguf.types import FORMATS, GGMLType
 from dotllm.kernels_cpu.decode import block_minimum, decode_block
 from dotllm.kernels_cpu.lanes import fma, fma16, load16, sum16, zero16
-from dotllm.kernels_cpu.product import ARGUMENTS
+from dotllm.kernels_cpu.product import compile_product
 
 __all__ = ["naive_product"]
 
@@ -38,7 +38,6 @@ def naive_product(format: str) -> Any:
     elements, size = FORMATS[GGMLType[format]].elements, FORMATS[GGMLType[format]].bytes
     has_minimum = int(FORMATS[GGMLType[format]].activation == "Q8_1")
 
-    @njit([types.void(*ARGUMENTS)], cache=True)
     def product(
         weights: Any,
         blocks: int,
@@ -71,4 +70,4 @@ def naive_product(format: str) -> Any:
                     at = targets[pair] * width + n
                     out[at] = out[at] + y if add else y
 
-    return product
+    return compile_product(product, format)

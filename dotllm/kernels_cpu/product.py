@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from dotllm.kernels_cpu.lanes import lane16, load16, store16
 from dotllm.kernels_cpu.micro import block_bytes, tile
 
-__all__ = ["ARGUMENTS", "address_of", "interleaved_product", "launch"]
+__all__ = ["ARGUMENTS", "address_of", "compile_product", "interleaved_product", "launch"]
 
 _I32 = types.Array(types.int32, 1, "C")
 _F32 = types.Array(types.float32, 1, "C")
@@ -59,6 +59,18 @@ def _finish(v: Any, out: Any, at: int, first: int, width: int, bias: Any, add: b
         out[at + first + i] = out[at + first + i] + y if add else y
 
 
+def compile_product(function: Any, name: str) -> Any:
+    """A product as a cached kernel, under a name of its own.
+
+    Numba names a compiled function by its qualified name, argument types and a number that counts functions in one
+    process; in another process the same three may stand for another closure of the same factory, and where both come
+    from the cache one would run in the place of the other.
+    """
+    function.__name__ = f"product_{name}"
+    function.__qualname__ = f"{function.__module__}.{function.__name__}"
+    return njit([types.void(*ARGUMENTS)], cache=True)(function)
+
+
 @cache
 def interleaved_product(format: str, isa: str) -> Any:
     """The product of R16 weights of `format`, items first .. last; arguments as above.
@@ -66,7 +78,6 @@ def interleaved_product(format: str, isa: str) -> Any:
     A closure over two strings only, so that Numba can keep it on disk.
     """
 
-    @njit([types.void(*ARGUMENTS)], cache=True)
     def product(
         weights: Any,
         blocks: int,
@@ -103,7 +114,7 @@ def interleaved_product(format: str, isa: str) -> Any:
                 y1 = tile(format, isa, 1, weights, at, blocks, values, scales, sums, offsets, one)
                 _finish(y1[0], out, targets[pair] * width, 16 * group, width, bias, add)
 
-    return product
+    return compile_product(product, f"{format}_{isa}")
 
 
 def address_of(kernel: Any) -> Any:

@@ -42,6 +42,26 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert second[2] == 4
 
 
+ADDRESSES = """
+import sys
+from dotllm.kernels_cpu.cache import prepare_cache
+prepare_cache()
+from dotllm.kernels_cpu.isa import choose_isa
+from dotllm.kernels_cpu.product import address_of, interleaved_product
+kernels = [interleaved_product(name, choose_isa()) for name in sys.argv[1:]]
+print(*map(address_of, kernels))
+"""
+
+
+def test_kernels_compiled_by_different_processes_stay_apart(tmp_path: Path) -> None:
+    """Numba's names for closures of one factory repeat from process to process; ours may not."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for names in (["Q8_0"], ["Q4_0"], ["Q8_0", "Q4_0"]):
+        command = [sys.executable, "-c", ADDRESSES, *names]
+        done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=300)
+    assert len(set(done.stdout.split())) == 2
+
+
 def test_folder_depends_on_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     folder = cache.prepare_cache()

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import exceptions
 
-from dotllm.errors import TemplateError
+from dotllm.errors import ModelFileError, TemplateError
 from dotllm.text.sandbox import RefusedByTemplate, TemplateSandbox, time_limit
 
 __all__ = ["ChatTemplate", "Message", "parsed_arguments", "template_from_metadata"]
@@ -147,12 +147,14 @@ def _describe(error: BaseException) -> str:
 def template_from_metadata(metadata: Mapping[str, Any], *, name: str | None = None) -> str | None:
     """The source of the file's chat template, or of its variant `name`; None if the file has none.
 
-    Without `name` it is the default one, or the only variant of a file without a default.
+    Without `name` it is the default one, or the only variant of a file without a default. Raises ModelFileError for a
+    template that is no text.
     """
-    if name is not None:
-        return metadata.get(f"{_KEY}.{name}")
-    default: str | None = metadata.get(_KEY)
-    if default is not None:
-        return default
-    variants = [key for key in metadata if key.startswith(_KEY + ".")]
-    return metadata[variants[0]] if len(variants) == 1 else None
+    key = _KEY if name is None else f"{_KEY}.{name}"
+    if name is None and key not in metadata:
+        variants = [variant for variant in metadata if variant.startswith(_KEY + ".")]
+        key = variants[0] if len(variants) == 1 else key
+    source = metadata.get(key)
+    if source is not None and not isinstance(source, str):
+        raise ModelFileError(f"{key} must be a string, not {source!r:.60}; the file is damaged")
+    return source

@@ -72,13 +72,13 @@ class Vocabulary:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
         """Read the section; raises ModelFileError if it is malformed, UnsupportedModel if it is of an unknown kind."""
-        model = metadata.get(PREFIX + "model")
+        model = _name(metadata, "model", "")
         if model not in ("gpt2", "llama"):
             raise UnsupportedModel(
                 f"tokenizer.ggml.model: {model!r} is not supported (supported: gpt2, llama); use another model file"
             )
         sentencepiece = model == "llama"
-        rule = PreTokenizer(()) if sentencepiece else pre_tokenizer_for(metadata.get(PREFIX + "pre", "default"))
+        rule = PreTokenizer(()) if sentencepiece else pre_tokenizer_for(_name(metadata, "pre", "default"))
         size = len(_array(metadata, "tokens"))
         kinds = _array(metadata, "token_type") if PREFIX + "token_type" in metadata else [TokenKind.NORMAL] * size
         if len(kinds) != size:
@@ -110,21 +110,33 @@ def _array(metadata: Mapping[str, Any], name: str) -> Sequence[Any]:
     return value  # type: ignore[no-any-return]
 
 
+def _name(metadata: Mapping[str, Any], name: str, default: str) -> str:
+    value = metadata.get(PREFIX + name, default)
+    if not isinstance(value, str):
+        raise ModelFileError(f"tokenizer.ggml.{name} must be a string, not {value!r:.60}; the file is damaged")
+    return value
+
+
 def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = metadata.get(PREFIX + name)
-    return default if value is None else bool(value)
+    value = metadata.get(PREFIX + name, default)
+    if not isinstance(value, int):  # as which booleans count
+        raise ModelFileError(f"tokenizer.ggml.{name} must be true or false, not {value!r:.60}; the file is damaged")
+    return bool(value)
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
     value = metadata.get(f"{PREFIX}{name}_token_id")
     if value is None:
         return None
-    token_id = int(value)
-    # 2**32 - 1 is how writers say "there is none".
-    if token_id in (-1, 0xFFFFFFFF):
-        return None
-    if not 0 <= token_id < size:
+    if type(value) is not int:
         raise ModelFileError(
-            f"tokenizer.ggml.{name}_token_id is {token_id}, but there are {size} tokens; the file is damaged"
+            f"tokenizer.ggml.{name}_token_id must be a whole number, not {value!r:.60}; the file is damaged"
         )
-    return token_id
+    # 2**32 - 1 is how writers say "there is none".
+    if value in (-1, 0xFFFFFFFF):
+        return None
+    if not 0 <= value < size:
+        raise ModelFileError(
+            f"tokenizer.ggml.{name}_token_id is {value}, but there are {size} tokens; the file is damaged"
+        )
+    return value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import platform
 import re
 import stat
 from collections.abc import Mapping
@@ -23,15 +22,11 @@ from dotllm.gguf.types import GGMLType
 __all__ = ["GGUFFile", "Tensor"]
 
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
-_MAP_NORESERVE = 0x4000  # Linux; Python names it only from 3.13 on
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor in a file: `shape` outermost dimension first, `data` its bytes, 1-D uint8, a view of the mapping.
-
-    The mapping is private: writing to `data` changes neither the file nor another process.
-    """
+    """A tensor in a file: `shape` outermost dimension first, `data` its bytes, 1-D uint8, read-only, in the file."""
 
     name: str
     type: GGMLType
@@ -146,7 +141,7 @@ def _open_shard(path: Path) -> _Shard:
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Map a file copy-on-write: arrays are writable in type, as kernels' signatures ask, but never change the file."""
+    """Map a file to read: its pages can be dropped and read again, and no system counts them as memory in use."""
     try:
         status = path.stat()  # before opening: opening a pipe would wait for a writer
         if stat.S_ISDIR(status.st_mode):
@@ -156,11 +151,7 @@ def _map(path: Path) -> mmap.mmap:
         if status.st_size == 0:
             raise ModelFileError(f"{path}: the file is empty; download it again")
         with path.open("rb") as file:
-            if platform.system() == "Linux":
-                # Without the flag the kernel counts the whole file as memory and refuses files larger than that.
-                flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
-                return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:

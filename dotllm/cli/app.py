@@ -66,6 +66,9 @@ def _errors() -> Iterator[None]:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except OSError as error:  # a full disk, a device that is gone: not ours, so not "internal"
+        _report(f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}")
+        raise typer.Exit(1) from error
     except Exception as error:
         if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):  # typer's own: bad usage, --help, --version
             raise
@@ -113,9 +116,19 @@ def _application() -> typer.Typer:
     return app
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the `dotllm` command; `arguments` in place of those of the process. Ends with SystemExit."""
+def _streams() -> None:
+    """Make the standard streams what commands take them for."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # as files are read, whatever the locale
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `dotllm` command; `arguments` in place of those of the process. Ends with SystemExit."""
+    _streams()
     _application()(arguments, prog_name="dotllm")

@@ -156,7 +156,10 @@ class Chat:
     def _file(self, name: str, argument: str) -> None:
         if not argument:
             raise UsageError(f"{name} needs the name of a file")
-        path = Path(argument).expanduser()
+        try:
+            path = Path(argument).expanduser()
+        except RuntimeError as error:
+            raise UsageError(f"{argument}: {error}") from error
         if name == "/save":
             self.conversation.save(path, self.model)
             self.console.note(f"saved {len(self.conversation.turns)} turns to {path}", "dim")

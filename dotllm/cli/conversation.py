@@ -67,20 +67,22 @@ class Conversation:
 
     def save(self, path: Path, model: str) -> None:
         """Write a JSON file, whole or not at all; never over a file that is something else."""
-        if path.exists() and not _is_ours(path):
-            raise UsageError(f"{path}: exists and is not a saved conversation; choose another name")
         content = {"format": _FORMAT, "model": model, "messages": self.messages()}
         try:
+            if path.exists() and not _is_ours(path):
+                raise UsageError(f"{path}: exists and is not a saved conversation; choose another name")
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
             try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                # a lone surrogate has no UTF-8 form; with a backslash it is what JSON calls it
+                with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                     json.dump(content, file, ensure_ascii=False, indent=1)
                 os.replace(name, path)
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error}") from error
+        except (OSError, ValueError) as error:  # ValueError: a name that holds a zero byte
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"{path}: cannot be written: {reason}") from error
 
     @classmethod
     def load(cls, path: Path) -> Conversation:

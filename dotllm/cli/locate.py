@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.resources
 import os
 import re
@@ -32,8 +33,12 @@ def model_path(argument: str | None, flag: str | None = None) -> Path:
     if not name:
         return demo_model()
     path = Path(name)
-    if path.exists():
-        return path
+    try:
+        if path.exists():
+            return path
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # such a name is no file: a prompt, perhaps
+            raise ModelFileError(f"{name}: cannot be opened: {error.strerror}") from error
     if name.lower().endswith(".gguf"):
         raise ModelFileError(f"{name}: no such file")
     if _REPOSITORY.fullmatch(name):

@@ -92,7 +92,7 @@ def load_engine(
 def open_tokenizer(file: GGUFFile) -> Tokenizer:
     """The tokenizer of a file; its merge engine is kept in the user's cache directory."""
     status = file.path.stat()
-    fingerprint = f"{file.path.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode()
+    fingerprint = os.fsencode(f"{file.path.resolve()}|{status.st_size}|{status.st_mtime_ns}")
     folder = user_cache_path("dotllm", appauthor=False) / "tokenizers"
     return Tokenizer.from_metadata(file.metadata, cache_dir=folder, fingerprint=fingerprint)
 

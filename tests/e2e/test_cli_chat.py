@@ -107,6 +107,28 @@ def test_bad_files_are_refused_and_nothing_is_lost(cli: Run, tmp_path: Path) -> 
     assert turns(result)[1][1] == 3  # the first turn is still there
 
 
+def test_no_name_of_a_file_ends_the_conversation(cli: Run, tmp_path: Path) -> None:
+    names = (
+        "~nobody-of-that-name/talk",
+        f"{tmp_path}/{300 * 'x'}",
+        f"{tmp_path}/zero\0byte",
+        f"{tmp_path}/{250 * 'x'}",
+    )
+    lines = "".join(f"/save {name}\n/load {name}\n" for name in names)
+    result = cli(*CHAT, stdin=f"Once upon a time\n{lines}The king\n")
+    assert len(turns(result)) == 2
+    assert turns(result)[1][1] == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_that_is_not_unicode_can_be_saved(cli: Run, tmp_path: Path) -> None:
+    path, again = tmp_path / "talk.json", tmp_path / "again.json"
+    Conversation(turns=[Turn("a\udcffb\ud83d", "c")]).save(path, "model")
+    assert cli(*CHAT, stdin=f"/load {path}\n/save {again}\n/regen\n").code == 0
+    assert Conversation.load(again).turns == [Turn("a\udcffb\ud83d", "c")]
+    assert path.read_bytes().isascii()
+
+
 def test_commands_and_messages_that_cannot_be_followed(cli: Run) -> None:
     result = cli(*CHAT, stdin="/undo\n/regen\n/nonsense\n/system Be good\n//slash\n/help\n/exit\nnever read\n")
     assert result.code == 0

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dotllm.cli.console import Console, bytes_text, rate_text, safe
+from dotllm.cli.locate import demo_model
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = (sys.executable, "-m", "dotllm", "run", "--backend", "numpy", "-n", "-1", "--ignore-eos")
@@ -93,6 +94,33 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     process.stdout = None
     err = ended(process)
     assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_standard_streams_may_be_closed_or_full() -> None:
+    command = f"{sys.executable} -m dotllm tokenize"
+    for redirection, code, words in (
+        ("once <&-", 0, "294"),
+        ("once >&-", 0, "give the text back"),
+        ("once 2>&-", 0, "294"),
+        ("<&- >&- 2>&-", 0, ""),
+        ("once > /dev/full", 1, "Error: No space left on device"),
+    ):
+        line = f"{command} '{demo_model()}' {redirection}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment(), timeout=60)
+        assert done.returncode == code, done.stderr
+        assert words in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_piped_text_is_utf8_whatever_the_locale() -> None:
+    command = [*RUN[:3], "chat", "--backend", "numpy", "-n", "1", "-q"]
+    for locale in ("C", "C.UTF-8"):
+        there = environment() | {"LC_ALL": locale}
+        done = subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=there, timeout=60)
+        assert done.returncode == 2
+        assert b"not UTF-8" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,7 @@ def test_bad_usage_is_2_and_says_what_to_do(cli: Run, tiny_gguf: Callable[..., P
         ("-f", str(tmp_path / "absent")): "cannot be read",
         (other,): "there is no prompt",
         (other, "-m", other, "-p", "x"): "twice",
+        (100 * "Once upon a time ",): "use -p TEXT",
         ("-n", "0"): "--n-predict",
         ("--top-logprobs", "1"): "--json",
         ("-ctk", "f32"): "both",
@@ -170,6 +172,13 @@ def test_other_failures_have_codes_of_their_own(cli: Run, tmp_path: Path) -> Non
     assert large.code == 4
     assert "smaller context" in large.err
     assert "trained for 2048" in cli("run", *NUMPY, "-c", "2049", "-n", "1").err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode elsewhere")
+def test_a_file_may_have_any_name(cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "st\udce9ry \U0001f389.gguf"
+    path.symlink_to(demo_model())
+    assert cli("run", *NUMPY, str(path), "-p", "Once upon a time", "-n", "2").out == " there lived\n"
 
 
 def test_the_model_can_come_from_the_environment(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from platformdirs import user_cache_path
 
 from dotllm.batch import Batch
 from dotllm.engine.engine import Engine
-from dotllm.errors import OutOfMemory, UsageError
+from dotllm.errors import ModelFileError, OutOfMemory, UsageError
 from dotllm.gguf.hparams import ModelConfig
 from dotllm.gguf.reader import GGUFFile
 from dotllm.models.registry import load_model
@@ -79,6 +79,11 @@ def load_engine(
         _check_memory(file, layout, pages, sequences, cache_type, length)
         progress("building the tokenizer")
         tokenizer = open_tokenizer(file)
+        if tokenizer.vocab_size != config.vocab_size:
+            raise ModelFileError(
+                f"{file.path}: the tokenizer has {tokenizer.vocab_size} tokens and the embedding {config.vocab_size} "
+                f"rows; the file is wrongly converted"
+            )
         progress("loading the weights")
         model = load_model(file, ops, context=length)
         state = StateManager(ops, layout, pages=pages, sequences=sequences, cache_type=cache_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,8 @@ from dotllm.ops.rope import inverse_frequencies
 from dotllm.state.step import Step
 
 __all__ = ["Loader", "Model", "MtpHead", "Workspace", "flat"]
+
+_BLOCK = re.compile(r"blk\.(\d{1,4})\.")
 
 
 class MtpHead(Protocol):
@@ -66,12 +69,22 @@ class Loader:
         self.file, self.config, self.ops, self.context = file, config, ops, context
         self.workspace = Workspace(ops)
         self._rope_tables: dict[RopeConfig, Array] = {}
+        self._used: set[str] = set()
 
     def has(self, name: str) -> bool:
         return name in self.file.tensors
 
+    def unused(self) -> list[str]:
+        """Tensors that nothing has asked for, but those of MTP blocks: a draft can do without, an answer cannot."""
+        return [name for name in self.file.tensors if name not in self._used and not self._of_mtp(name)]
+
+    def _of_mtp(self, name: str) -> bool:
+        block = _BLOCK.match(name)
+        return block is not None and int(block[1]) >= len(self.config.layers)
+
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self.file.tensor(name)
+        self._used.add(name)
         if tensor.shape != shape:
             raise ModelFileError(
                 f"{self.file.path}: tensor {name} has shape {list(tensor.shape)}, but the metadata of this "

@@ -27,9 +27,10 @@ FAMILIES: Mapping[str, Callable[[Loader], Model]] = {
 
 
 def load_model(file: GGUFFile, ops: Ops, *, context: int) -> Model:
-    """Load every tensor that the model uses; positions up to `context` can be computed.
+    """Load every tensor of the file; positions up to `context` can be computed.
 
-    Raises UnsupportedModel for an unknown architecture, ModelFileError for a missing or misshapen tensor.
+    Raises UnsupportedModel for an unknown architecture or a tensor that it does not use (without it the answers would
+    be wrong), ModelFileError for a missing or misshapen tensor.
     """
     config = ModelConfig.from_gguf(file)
     family = FAMILIES.get(config.architecture)
@@ -37,4 +38,11 @@ def load_model(file: GGUFFile, ops: Ops, *, context: int) -> Model:
         raise UnsupportedModel(
             f"{file.path}: architecture {config.architecture!r} is not supported; supported: {', '.join(FAMILIES)}"
         )
-    return family(Loader(file, config, ops, context))
+    load = Loader(file, config, ops, context)
+    model = family(load)
+    if unused := load.unused():
+        raise UnsupportedModel(
+            f"{file.path}: this version of {config.architecture} does not know {len(unused)} of the tensors "
+            f"({', '.join(unused[:4])}); without them the answers would be wrong"
+        )
+    return model

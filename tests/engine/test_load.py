@@ -13,9 +13,11 @@ from dotllm.engine import load
 from dotllm.engine.load import DEFAULT_CONTEXT, load_engine, open_tokenizer, warm_up
 from dotllm.engine.request import Request
 from dotllm.errors import ModelFileError, OutOfMemory, UsageError
+from dotllm.gguf.reader import GGUFFile
 from dotllm.ops.reference import NumpyOps
 from dotllm.ops.select import compiling, select_ops
 from dotllm.state.blocks import pages_for
+from dotllm.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,18 @@ def test_a_bad_file_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"<!DOCTYPE html>" * 10)
     with pytest.raises(ModelFileError, match=r"bad\.gguf"):
         load_engine(tmp_path / "bad.gguf", NumpyOps())
+
+
+def test_tokenizer_and_embedding_are_of_one_size(
+    tiny_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(file: GGUFFile) -> Tokenizer:
+        parts = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
+        return Tokenizer.from_metadata({**file.metadata, **{part: file.metadata[part][:-1] for part in parts}})
+
+    monkeypatch.setattr(load, "open_tokenizer", short)
+    with pytest.raises(ModelFileError, match=r"tokenizer has 303 tokens and the embedding 304 rows"):
+        load_engine(tiny_gguf("qwen3"), NumpyOps())
 
 
 def test_the_tokenizer_of_a_sentencepiece_model_is_kept_in_the_cache(

@@ -78,8 +78,22 @@ def prepare_cache() -> Path:
             base,
             folder,
         )
+    _drop_damaged(folder)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     return folder
+
+
+def _drop_damaged(folder: Path) -> None:
+    """Remove files that a full disk or a crash of the machine cut off: Numba would stumble over them for ever."""
+    for path in folder.rglob("*.nb[ci]"):
+        with contextlib.suppress(OSError):
+            with path.open("rb") as file:
+                begins, size = file.read(1), file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                ends = file.read(1)
+            if (begins, ends) != (b"\x80", b"."):  # of every pickle
+                logger.warning("%s is damaged; the kernel is compiled again", path)
+                path.unlink()
 
 
 def _writable(folder: Path) -> bool:

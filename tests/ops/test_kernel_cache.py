@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,13 +35,43 @@ print(json.dumps([lines, misses, hits]))
 def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    first, second = (
-        json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=300).stdout)
-        for _ in range(2)
-    )
+
+    def run() -> Any:
+        done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=300)
+        return json.loads(done.stdout)
+
+    first, second = run(), run()
     assert first[0] == second[0]
     assert (first[1], second[1]) == (4, 0)
     assert second[2] == 4
+    for name, damage in (
+        ("_round_32-*.nbi", b""),
+        ("_round_256-*.nbi", b"\x93garbage"),
+        ("Q8_0*.nbc", b"\x80\x04\x95"),
+    ):
+        (path,) = tmp_path.rglob(f"*{name}")  # as a crash of the machine leaves them
+        path.write_bytes(damage)
+    mended = run()
+    assert mended[0] == first[0]
+    assert mended[1:] == [3, 1]
+
+
+def test_only_damaged_files_are_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / cache.digest() / "kernels"
+    folder.mkdir(parents=True)
+    whole = pickle.dumps(["a", 2.0])
+    contents = {
+        "whole.nbi": 2 * whole,
+        "whole.nbc": whole,
+        "empty.nbi": b"",
+        "cut.nbc": whole[:-1],
+        "zeros.nbc": bytes(9),
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    cache.prepare_cache()
+    assert sorted(path.name for path in folder.iterdir()) == ["whole.nbc", "whole.nbi"]
 
 
 ADDRESSES = """

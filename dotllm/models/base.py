@@ -82,6 +82,10 @@ class Loader:
         block = _BLOCK.match(name)
         return block is not None and int(block[1]) >= len(self.config.layers)
 
+    def check(self, name: str, *shape: int) -> None:
+        """Raise ModelFileError unless there is such a tensor: before memory is spent on what metadata say alone."""
+        self._tensor(name, shape)
+
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self.file.tensor(name)
         self._used.add(name)

@@ -24,8 +24,9 @@ class Attention:
         heads, kv_heads, width, embedding = layer.heads, layer.kv_heads, c.head_dim, c.embedding_length
         self.gate: Weight | None = None
         if c.gated_attention:  # rows of one head: its queries, then its gate
-            row = np.arange(2 * heads * width).reshape(heads, 2, width)
             shape = (2 * heads * width, embedding)
+            load.check(f"{prefix}attn_q.weight", *shape)
+            row = np.arange(2 * heads * width).reshape(heads, 2, width)
             self.q = load.matrix(f"{prefix}attn_q.weight", *shape, rows=row[:, 0].ravel())
             self.gate = load.matrix(f"{prefix}attn_q.weight", *shape, rows=row[:, 1].ravel())
         else:
@@ -89,6 +90,7 @@ class ExpertFeedForward:
         merged = f"{prefix}ffn_gate_up_exps.weight"
         if load.has(merged):
             shape = (count, 2 * hidden, width)
+            load.check(merged, *shape)
             self.gate = load.matrix(merged, *shape, rows=np.arange(hidden))
             self.up = load.matrix(merged, *shape, rows=np.arange(hidden, 2 * hidden))
         else:
@@ -134,10 +136,11 @@ class GatedDeltaNet:
         per_key = r.v_heads // r.k_heads
         if load.has(f"{prefix}ssm_in.weight"):  # one key head after another: its q, k, values and gates
             name, group = f"{prefix}ssm_in.weight", 2 * r.state_size * (1 + per_key)
+            shape = (r.k_heads * group, width)
+            load.check(name, *shape)
             row = np.arange(r.k_heads * group).reshape(r.k_heads, group)
             ends = np.cumsum([r.state_size, r.state_size, per_key * r.state_size])
             q, k, v, z = (part.ravel() for part in np.split(row, ends, axis=1))
-            shape = (r.k_heads * group, width)
             self.qkv = load.matrix(name, *shape, rows=np.concatenate([q, k, v]))
             self.z = load.matrix(name, *shape, rows=z)
         else:

@@ -166,16 +166,19 @@ def quantize_rows(matrix: NDArray[np.float32], kind: gguf.GGMLQuantizationType) 
 
 
 class Peer:
-    """A GGUF file in llama.cpp; one sequence, at most `context` tokens. A context manager."""
+    """A GGUF file in llama.cpp; one sequence, at most `context` tokens. A context manager.
 
-    def __init__(self, path: Path, context: int = 512, threads: int = 1) -> None:
+    The cache is float32, flash attention off, weights as in the file; or all three as llama.cpp has them by `defaults`.
+    """
+
+    def __init__(self, path: Path, context: int = 512, threads: int = 1, *, defaults: bool = False) -> None:
         self._library = library = _library()
-        self._context_size, self._threads = context, threads
+        self._context_size, self._threads, self._defaults = context, threads, defaults
         self._log = LOG(lambda level, text, _: print(text.decode("utf-8", "replace")) if level == ERROR_LEVEL else None)
         library.llama_log_set(self._log, None)
         library.llama_backend_init()
         params = library.llama_model_default_params()
-        params.use_extra_bufts = False  # repacked weights are rounded differently
+        params.use_extra_bufts = defaults  # repacked weights are rounded differently
         params.n_gpu_layers = 0
         params.load_mtp = True
         self._model = library.llama_model_load_from_file(os.fsencode(path), params)
@@ -198,7 +201,8 @@ class Peer:
             raise SystemExit("the layout of llama_context_params is not the one that this tool knows")
         params.n_ctx = params.n_batch = params.n_ubatch = self._context_size
         params.n_threads = params.n_threads_batch = self._threads
-        params.type_k = params.type_v = params.flash_attn_type = 0  # float32, off
+        if not self._defaults:
+            params.type_k = params.type_v = params.flash_attn_type = 0  # float32, off
         params.ctx_type, params.ctx_other = kind, other
         params.no_perf = True
         params.op_offload = params.offload_kqv = False

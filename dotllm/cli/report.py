@@ -77,7 +77,7 @@ def statistics_lines(session: Session, last: Event) -> list[str]:
         row("sampling", stats.sampling_ms),
         row("total", stats.total_ms),
         row("load", session.load_ms),
-        f"  memory   weights {bytes_text(memory['weights_bytes'])} (mapped from the file), "
+        f"  memory   weights {bytes_text(memory['weights_bytes'])} (as in the file), "
         f"KV cache {bytes_text(memory['kv_cache_bytes'])} ({session.cache_type}){recurrent}",
         f"  {reason_text(last)}: {stats.prompt_tokens} prompt tokens, {stats.generated_tokens} generated",
     ]
@@ -102,7 +102,7 @@ def turn_line(stats: RequestStats) -> str:
 
 
 def memory_bytes(session: Session) -> dict[str, int]:
-    """Bytes by purpose; weights are pages of the file, which the system can drop and read again."""
+    """Bytes by purpose; weights count with their size in the file, of which the CPU backend's copy is within 3 %."""
     state = session.engine.state.bytes
     parts = {
         "weights_bytes": session.file.size,

@@ -173,10 +173,10 @@ class Engine:
         self.stats.steps += 1
         for entry, guessed, verdict in zip(plan, drafts, verdicts, strict=True):
             active, cursor = entry.active, entry.active.cursor
-            prompt_done = cursor.generated == len(verdict.tokens)
-            active.meter.step(seconds, decoding=not prompt_done)
-            self.stats.prompt_tokens += entry.rows if prompt_done else 0
-            if entry.start + entry.rows == active.request.checkpoint and prompt_done:
+            of_prompt = cursor.generated == len(verdict.tokens)
+            active.meter.step(seconds, decoding=not of_prompt)
+            self.stats.prompt_tokens += entry.rows if of_prompt else 0
+            if entry.start + entry.rows == active.request.checkpoint and of_prompt:
                 events += self._checkpoint(active, active.request.checkpoint)
             if verdict.tokens:
                 active.meter.tokens(len(guessed), verdict.accepted)

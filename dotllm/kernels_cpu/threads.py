@@ -11,7 +11,7 @@ from numba.np.ufunc import parallel
 
 from dotllm.errors import BackendUnavailable, UsageError
 
-__all__ = ["choose_layer", "default_threads", "set_threads", "thread_count"]
+__all__ = ["choose_layer", "default_threads", "set_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,3 @@ def set_threads(count: int | None) -> int:
         )
     numba.set_num_threads(wanted)
     return wanted
-
-
-def thread_count() -> int:
-    """Threads that kernels called from this thread run on."""
-    return int(numba.get_num_threads())

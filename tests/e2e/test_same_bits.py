@@ -49,14 +49,7 @@ def test_chunks(arch: str, kind: str, ops: Ops, tiny_gguf: Any) -> None:
 def test_batches(arch: str, kind: str, ops: Ops, tiny_gguf: Any) -> None:
     run = Run.of(open_model(tiny_gguf(arch, kind), ops, context=64), ops, sequences=32, context=64)
     prompts = [TOKENS[i : i + 3 + i % 9] for i in range(32)]
-    alone = [
-        np.concatenate(
-            [
-                run.logits(prompt),
-            ]
-        )
-        for prompt in prompts
-    ]
+    alone = [run.logits(prompt) for prompt in prompts]
     for count in (2, 3, 5, 8, 17, 32):
         sequences = [run.state.open() for _ in range(count)]
         cut = [1 + i % 3 for i in range(count)]

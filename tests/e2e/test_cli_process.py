@@ -73,6 +73,20 @@ def test_ctrl_c_ends_a_run_with_130_and_no_traceback() -> None:
     assert "Traceback" not in err
 
 
+def test_ctrl_c_in_a_callback_of_compiled_code_is_not_lost() -> None:
+    code = (
+        "import ctypes, os, signal\nfrom dotllm.cli.interrupt import interruptible\n"
+        "def callback():\n    os.kill(os.getpid(), signal.SIGINT)\n    for _ in range(9): pass\n"
+        "try:\n"
+        "    with interruptible():\n"
+        "        ctypes.CFUNCTYPE(None)(callback)()\n"
+        "        raise RuntimeError('the callback did not do its work')\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
 def test_the_second_ctrl_c_kills() -> None:
     code = (
         "import os, signal, time\nfrom dotllm.cli.interrupt import interruptible\n"

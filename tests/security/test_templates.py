@@ -124,3 +124,11 @@ def test_deep_nesting_is_an_error_not_a_crash() -> None:
         ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}").render([])
     with pytest.raises(TemplateError):
         ChatTemplate("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").render([])
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ cycler() }}", "{{ {[]: 1} }}", "{{ {(1, []): 1} }}", "{{ 'x'() }}", "{{ [1, 'a']|sort }}"]
+)
+def test_whatever_goes_wrong_is_the_templates_fault(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source).render([{"role": "user", "content": "x"}])

@@ -101,17 +101,14 @@ def _warm_up(engine: Engine, ops: Ops, most: int, console: Console) -> None:
 
     if ops.name == "numpy":
         return
-    start = time.perf_counter()
-    notice = "compiling kernels for this machine: once, about a minute"
+    notice = "getting the kernels ready; compiling them for this machine takes about a minute, once"
     timer = threading.Timer(SLOW_SECONDS, console.note, (notice, "dim"))
     timer.daemon = True
     timer.start()
     try:
-        with compiling(ops):
+        with compiling(ops) as compiled:
             warm_up(engine, (min(2, most),))
-            if (
-                time.perf_counter() - start > SLOW_SECONDS
-            ):  # they were compiled: those for many rows will have to be too
+            if compiled():  # then those for many rows will have to be too
                 warm_up(engine, (1, min(64, most)))
     finally:
         timer.cancel()

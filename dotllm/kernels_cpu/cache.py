@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -23,11 +23,10 @@ from platformdirs import user_cache_path
 
 from dotllm.kernels_cpu.isa import choose_isa, cpu_features
 
-__all__ = ["cache_directory", "compiling", "digest", "is_warm", "mark_warm", "prepare_cache"]
+__all__ = ["compiling", "digest", "prepare_cache"]
 
 logger = logging.getLogger(__name__)
 
-_MARKER = "complete"
 # sources outside this package whose text or constants are compiled into kernels
 _BEYOND = (
     "ops/float32.py",
@@ -105,23 +104,17 @@ def _writable(folder: Path) -> bool:
         return False
 
 
-def cache_directory() -> Path:
-    """The folder that `prepare_cache` chose."""
-    return prepare_cache()
-
-
-def is_warm() -> bool:
-    """Whether an earlier process compiled every kernel into this folder (`mark_warm`)."""
-    return (cache_directory() / _MARKER).exists()
-
-
-def mark_warm() -> None:
-    """Record that every kernel is compiled and stored."""
-    (cache_directory() / _MARKER).touch()
-
-
 @contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Hold the folder's lock, so that two processes that start together do not compile the same kernels twice."""
-    with FileLock(str(cache_directory() / "lock")):
-        yield
+def compiling() -> Iterator[Callable[[], bool]]:
+    """Hold the folder's lock, so that two processes that start together do not compile the same kernels twice.
+
+    Gives a function that tells whether a kernel has been compiled and stored since.
+    """
+    folder = prepare_cache()
+    with FileLock(str(folder / "lock")):
+        before = _stored(folder)
+        yield lambda: _stored(folder) > before
+
+
+def _stored(folder: Path) -> int:
+    return sum(1 for _ in folder.rglob("*.nbc"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -38,12 +38,15 @@ def select_ops(name: str, threads: int | None = None) -> Ops:
 
 
 @contextmanager
-def compiling(ops: Ops) -> Iterator[None]:
-    """Hold while kernels may be compiled: two processes that start together then do not compile the same ones."""
+def compiling(ops: Ops) -> Iterator[Callable[[], bool]]:
+    """Hold while kernels may be compiled: two processes that start together then do not compile the same ones.
+
+    Gives a function that tells whether one has been compiled since.
+    """
     if ops.name != "cpu":
-        yield
+        yield lambda: False
         return
     from dotllm.kernels_cpu import cache
 
-    with cache.compiling():
-        yield
+    with cache.compiling() as compiled:
+        yield compiled

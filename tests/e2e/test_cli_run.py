@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -198,14 +199,22 @@ def test_whoever_waits_for_kernels_is_told(monkeypatch: pytest.MonkeyPatch, caps
     class Compiled:
         name = "compiled"
 
+    compiled = False
+
+    @contextmanager
+    def compiling(ops: object) -> Iterator[Callable[[], bool]]:
+        yield lambda: compiled
+
     monkeypatch.setattr("dotllm.engine.load.warm_up", slow)
+    monkeypatch.setattr("dotllm.ops.select.compiling", compiling)
     engine, ops = cast("Engine", None), cast("Ops", Compiled())
     session._warm_up(engine, ops, 512, Console())
     assert (rows, capsys.readouterr().err) == ([(2,)], "")
     monkeypatch.setattr(session, "SLOW_SECONDS", 0.01)
+    compiled = True
     session._warm_up(engine, ops, 512, Console())
     assert rows[1:] == [(2,), (1, 64)]
-    assert "compiling kernels" in capsys.readouterr().err
+    assert "getting the kernels ready" in capsys.readouterr().err
 
 
 def test_verbose_shows_where_an_error_is_from(cli: Run) -> None:

@@ -108,12 +108,16 @@ def test_folder_depends_on_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert len({before, generic, cache.digest()}) == 3
 
 
-def test_warm_only_after_marking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiling_tells_whether_a_kernel_was_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert not cache.is_warm()
-    with cache.compiling():
-        cache.mark_warm()
-    assert cache.is_warm()
+    for _ in range(2):
+        with cache.compiling() as compiled:
+            assert not compiled()
+    with cache.compiling() as compiled:
+        folder = cache.prepare_cache() / "kernels_cpu"
+        folder.mkdir()
+        (folder / "norm.1.nbc").touch()
+        assert compiled()
 
 
 def test_folder_that_cannot_be_written(

@@ -115,7 +115,8 @@ class Engine:
         """One pass of the model over some rows of every running request; all of it happens, or nothing.
 
         A failure undoes the step. The requests in it are then tried one by one, and the one that fails again ends with
-        an error event; KeyboardInterrupt passes through, and the next step goes on as if nothing had been.
+        an error event. KeyboardInterrupt passes through: before the commit the step has not happened; one that comes
+        between the commit and the return loses the events of that step, so cancel what was running.
         """
         refused = self._admit()
         plan = self._scheduler.schedule()

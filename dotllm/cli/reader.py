@@ -8,6 +8,7 @@ Alt-Enter                 a new line, on a terminal
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -99,8 +100,21 @@ def _editor(commands: tuple[str, ...]) -> PromptSession[str]:
         else:
             event.app.exit(exception=KeyboardInterrupt())
 
+    class History(FileHistory):
+        """A file that cannot be read or written, or a line that has no UTF-8 form, is no reason to end a chat."""
+
+        def load_history_strings(self) -> list[str]:
+            try:
+                return list(super().load_history_strings())
+            except OSError:
+                return []
+
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError, UnicodeEncodeError):
+                super().store_string(string)
+
     try:
-        history: FileHistory | InMemoryHistory = FileHistory(str(_history_file()))
+        history: FileHistory | InMemoryHistory = History(_history_file())
     except OSError:
         history = InMemoryHistory()
     completer = WordCompleter(list(commands), sentence=True)

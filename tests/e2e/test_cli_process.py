@@ -16,6 +16,7 @@ import pytest
 
 from dotllm.cli.console import Console, bytes_text, rate_text, safe
 from dotllm.cli.locate import demo_model
+from dotllm.cli.reader import _editor
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = (sys.executable, "-m", "dotllm", "run", "--backend", "numpy", "-n", "-1", "--ignore-eos")
@@ -178,6 +179,27 @@ def test_a_chat_at_a_terminal(tmp_path: Path) -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends bytes as a POSIX terminal does")
+@pytest.mark.parametrize("kind", ["absent", "file", "folder"])
+def test_no_history_and_no_line_ends_a_chat(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prompt_toolkit.application import create_app_session
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    if kind == "file":  # in place of the folder that the history lies in
+        (tmp_path / "dotllm").write_text("")
+    elif kind == "folder":
+        (tmp_path / "dotllm" / "chat_history").mkdir(parents=True)
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        session = _editor(())
+        for line in (b"hello\r", b"caf\xe9\r"):
+            keys.send_bytes(line)
+            assert session.prompt("> ") == line.rstrip().decode("utf-8", "surrogateescape")
+    if kind == "absent":
+        assert "+hello" in (tmp_path / "dotllm" / "chat_history").read_text()
 
 
 def test_colour_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

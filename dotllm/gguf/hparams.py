@@ -324,6 +324,8 @@ def _recurrent(keys: Keys, architecture: str) -> RecurrentConfig:
         conv_kernel=keys.integer("ssm.conv_kernel", least=2, most=64),
         interleaved=architecture == "qwen3next",
     )
+    if config.state_size % 16:  # lanes of a kernel; there is no model of another width
+        raise UnsupportedModel(str(keys.fail("ssm.state_size", f"is {config.state_size}; a multiple of 16 is needed")))
     if config.v_heads % config.k_heads:
         raise keys.fail("ssm.time_step_rank", f"is {config.v_heads}, no multiple of {config.k_heads} key heads")
     inner = keys.integer("ssm.inner_size", config.value_width)

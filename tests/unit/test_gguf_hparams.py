@@ -300,6 +300,11 @@ def test_values_out_of_range(tiny_gguf: Tiny, arch: str, key: str, value: Any) -
         changed(tiny_gguf(arch), **{key.replace(".", "__"): value})
 
 
+def test_recurrent_heads_that_no_kernel_takes(tiny_gguf: Tiny) -> None:
+    with pytest.raises(UnsupportedModel, match=r"ssm\.state_size is 24; a multiple of 16"):
+        ModelConfig.from_gguf(GGUFFile.open(tiny_gguf("qwen35", state=24)))
+
+
 def test_errors_name_file_and_key(tiny_gguf: Tiny) -> None:
     path = tiny_gguf("llama")
     with pytest.raises(ModelFileError, match=r"key llama\.context_length is missing") as error:

@@ -24,7 +24,7 @@ from tiny_vocab import add_byte_pairs, add_pieces
 
 from dotllm.gguf.types import FORMATS, GGMLType
 
-__all__ = ["ARCHITECTURES", "Options", "make"]
+__all__ = ["ARCHITECTURES", "HYBRID", "ModelWriter", "Options", "make"]
 
 HYBRID = ("qwen35", "qwen35moe", "qwen3next")
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", *HYBRID)
@@ -34,6 +34,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", *HYBRID)
 class Options:
     """Sizes and variants. `layers` are main layers; `interval`, `state` .. `conv` belong to recurrent layers."""
 
+    name: str = ""  # tiny-ARCH if there is none
     layers: int = 4
     interval: int = 2
     embedding: int = 64
@@ -93,7 +94,7 @@ def make(path: str | Path, arch: str = "qwen35", type: str = "F32", seed: int = 
     chosen = dataclasses.replace(_defaults(arch, GGMLType[type]), **options)
     if chosen.predictive is not None:
         chosen = dataclasses.replace(chosen, untied=True)
-    model = _Model(Path(path), arch, GGMLType[type], seed, chosen)
+    model = ModelWriter(Path(path), arch, GGMLType[type], seed, chosen)
     model.write()
     return Path(path)
 
@@ -117,8 +118,8 @@ class _Random:
         return total.astype(np.float64) * (std / np.sqrt((65536.0**2 - 1.0) / 3.0))
 
 
-class _Model:
-    """One file in the making."""
+class ModelWriter:
+    """One file in the making: which tensors an architecture has, and values for them."""
 
     def __init__(self, path: Path, arch: str, type: GGMLType, seed: int, options: Options) -> None:
         self.arch, self.type, self.o = arch, type, options
@@ -160,8 +161,7 @@ class _Model:
             if o.vocab == "bpe"
             else add_pieces(self.writer, o.vocab_size)
         )
-        spread = 1.0 if o.predictive is not None else 0.2 if self.arch == "gemma3" else 0.4
-        self.put("token_embd.weight", self.normal(spread, vocab, o.embedding))
+        self.put("token_embd.weight", self.normal(self.spread(), vocab, o.embedding))
         final_norm = self.norm("output_norm", o.embedding)
         if o.untied:
             self.linear("output", vocab, o.embedding, 3.0)
@@ -177,9 +177,13 @@ class _Model:
         self.writer.write_tensors_to_file()
         self.writer.close()
 
+    def spread(self) -> float:
+        """The standard deviation of token embeddings."""
+        return 1.0 if self.o.predictive is not None else 0.2 if self.arch == "gemma3" else 0.4
+
     def keys(self) -> None:
         o, w, hybrid = self.o, self.writer, self.arch in HYBRID
-        w.add_name(f"tiny-{self.arch}")
+        w.add_name(o.name or f"tiny-{self.arch}")
         w.add_block_count(o.layers + (o.nextn if o.nextn_counted else 0))
         w.add_context_length(o.context)
         w.add_embedding_length(o.embedding)
@@ -290,9 +294,7 @@ class _Model:
             self.linear(f"{b}eh_proj", size, 2 * size, 1.4)
             self.norm(f"{b}enorm", size)
         else:
-            projection = self.normal(o.predictive * 0.5 / np.sqrt(size), size, 2 * size)
-            projection[:, :size] += np.eye(size)
-            self.put(f"{b}eh_proj.weight", projection)
+            self.projection(f"{b}eh_proj.weight", o.predictive * 0.5 / np.sqrt(size), size)
             self.put(f"{b}enorm.weight", np.ones(size))
         self.norm(f"{b}hnorm", size)
         if o.head_norm and o.predictive is None:
@@ -302,6 +304,12 @@ class _Model:
         if o.own_head:
             self.put(f"{b}embed_tokens.weight", self.normal(1.0, vocab, size))
             self.linear(f"{b}shared_head_head", vocab, size, 3.0)
+
+    def projection(self, name: str, std: float, size: int) -> None:
+        """Passes the embedding half of its input on, and adds a little noise."""
+        weights = self.normal(std, size, 2 * size)
+        weights[:, :size] += np.eye(size)
+        self.put(name, weights)
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -11,7 +11,7 @@ All are exact in integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,12 @@ class LLVMMachine:
     def halves(self, at: int | Value) -> Value:
         return self._value(self.builder.fpext(self._load(self.block.weights, at, ir.VectorType(HALF, 16)), FLOATS))
 
+    def powers(self, at: int | Value) -> Value:
+        byte = self.small(at)
+        normal, denormal = (byte - 1) << 23, ((byte & 1) + 1) << 21  # denormal where byte is 0 or 1
+        tiny = self.builder.icmp_unsigned("<", byte.v, ir.Constant(INTS, [2] * 16))
+        return self._value(self.builder.bitcast(self.builder.select(tiny, denormal.v, normal.v), FLOATS))
+
     def scale(self, token: int) -> Value:
         return self._value(splat_value(self.builder, self._load(self.block.scales[token], 0, FLOAT)))
 
@@ -146,6 +152,26 @@ class LLVMMachine:
         words = self._value(self.builder.bitcast(v.v, INTS))
         count = splat_value(self.builder, self.builder.trunc(index.v, I32))
         return self._value(self.builder.bitcast(((words >> self._value(count)) & 0x01010101).v, BYTES64))
+
+    def lookup16(self, v: Value, table: Sequence[int]) -> Value:
+        if self.isa == "generic":
+            return self._value(self._choose16(v, table))
+        codes = ir.Constant(
+            BYTES64, [value & 255 for value in table] * 4
+        )  # the instruction looks up 16 bytes at a time
+        if self.isa == "vnni":
+            return self._value(self._call("llvm.x86.avx512.pshuf.b.512", BYTES64, codes, v.v))
+        parts = zip(self._halves(codes), self._halves(v.v), strict=True)
+        return self._value(self._join(*(self._call("llvm.x86.avx2.pshuf.b", BYTES32, x, y) for x, y in parts)))
+
+    def _choose16(self, v: Value, table: Sequence[int]) -> Any:
+        """Halve the table by each bit of v in turn, the lowest first."""
+        zero = ir.Constant(BYTES64, [0] * 64)
+        left = [ir.Constant(BYTES64, [value & 255] * 64) for value in table]
+        for bit in (1, 2, 4, 8):
+            odd = self.builder.icmp_unsigned("!=", (v & bit).v, zero)
+            left = [self.builder.select(odd, b, a) for a, b in zip(left[::2], left[1::2], strict=True)]
+        return left[0]
 
     def repeat(
         self, count: int, body: Callable[[Value, list[Value]], list[Value]], carried: list[Value]
@@ -188,12 +214,22 @@ class LLVMMachine:
         return self._dots_wide(zeros, pieces)
 
     def dots_signed(self, pieces: Iterable[tuple[Value, int | Value]]) -> list[Value]:
-        zeros = [self.zero() for _ in self.block.values]
+        return self.dots_signed_scaled([self.zero() for _ in self.block.values], None, pieces, [0])
+
+    def dots_signed_scaled(
+        self,
+        total: list[Value],
+        scale: Value | None,
+        pieces: Iterable[tuple[Value, int | Value]],
+        sums: Iterable[int | Value],
+    ) -> list[Value]:
         if self.isa == "avx2":
-            return self._dots_avx2(zeros, None, pieces, None)
+            return self._dots_avx2(total, scale, pieces, None)
         shifted = ((self._value(self.builder.xor(v.v, ir.Constant(BYTES64, [128] * 64))), k) for v, k in pieces)
-        parts = self._dots_wide(zeros, shifted)
-        return [part - (self.sum(token, 0) << 7) for token, part in enumerate(parts)]
+        parts = self._dots_wide([self.zero() for _ in total], shifted)
+        for index in sums:
+            parts = [part - (self.sum(token, index) << 7) for token, part in enumerate(parts)]
+        return [total[token] + (part if scale is None else scale * part) for token, part in enumerate(parts)]
 
     def dots_scaled(
         self, total: list[Value], scale: Value, pieces: Iterable[tuple[Value, int | Value]], limit: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,10 @@ class PyMachine:
         bits = np.ascontiguousarray(self._read(self.weights, self.at + at, 32)).view(np.uint16)
         return np.asarray(half_to_float(bits))
 
+    def powers(self, at: int) -> NDArray[np.float32]:
+        """2^(byte - 128) for one byte of each row."""
+        return np.asarray(np.ldexp(np.ones(16, np.float32), self.small(at) - np.int32(128)))
+
     def _at(self, token: int) -> int:
         return self.rows[token] * self.blocks + self.block
 
@@ -88,6 +92,10 @@ class PyMachine:
         """a * b; both fit in 16 bits."""
         return a * b
 
+    def lookup16(self, v: NDArray[np.uint8], table: Sequence[int]) -> NDArray[np.uint8]:
+        """table[v] as signed bytes, for bytes v below 16."""
+        return np.asarray(table, np.int8).view(np.uint8)[v]
+
     def bit(self, v: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
         """Bit `index` of every byte."""
         return (v >> np.uint8(index)) & np.uint8(1)
@@ -111,6 +119,12 @@ class PyMachine:
     def dots_signed(self, pieces: Iterable[tuple[Any, int]]) -> list[Ints]:
         """The same for signed weights; the pieces cover one sum of the block, sum 0."""
         return self.dots(((weights.view(np.int8), k) for weights, k in pieces), 127)
+
+    def dots_signed_scaled(
+        self, total: list[Ints], scale: Any, pieces: Iterable[tuple[Any, int]], sums: Iterable[int]
+    ) -> list[Ints]:
+        """`dots_scaled` for signed weights; the pieces cover the sums `sums` of the block."""
+        return self.dots_scaled(total, scale, ((weights.view(np.int8), k) for weights, k in pieces), 127)
 
     def dots_scaled(self, total: list[Ints], scale: Any, pieces: Iterable[tuple[Any, int]], limit: int) -> list[Ints]:
         """total + scale * the sums of `dots`; the scale fits in 16 bits."""

@@ -21,7 +21,7 @@ from dotllm.kernels_cpu.machine_py import PyMachine
 from dotllm.kernels_cpu.matmul import load_weight, matmul, matmul_gathered
 from dotllm.kernels_cpu.quantize import quantize
 
-NAIVE = ["F32", "F16", "Q5_1", "Q3_K"]  # one of each kind of activation; the others differ in `decode_block` only
+NAIVE = ["F32", "F16", "Q1_0", "TQ1_0"]  # one of each kind of activation; the others differ in `decode_block` only
 CASES = [*R16, *NAIVE]
 
 
@@ -55,7 +55,7 @@ def test_product_is_right(name: str) -> None:
     assert np.abs(_product(name, 40, 512, x) - exact).max() < 1e-6 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("name", R16)
 def test_interleaved_agrees_with_naive(name: str) -> None:
     x = _rows(5, 512)
     naive = _product(name, 40, 512, x, naive=True)
@@ -145,7 +145,7 @@ def test_same_bits_without_compilation() -> None:
 
 
 def test_same_bits_on_generic_vectors() -> None:
-    names = ["Q8_0", "Q4_K", "Q6_K"]
+    names = ["Q8_0", "Q4_K", "Q6_K", "Q5_0", "MXFP4", "IQ4_XS", "Q3_K"]  # every instruction of the machine
     there = _elsewhere(names, 20, 512, DOTLLM_ISA="generic", NUMBA_CPU_NAME="x86-64-v3", NUMBA_CPU_FEATURES="")
     assert there == digests(20, 512, 3, names)
 

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from dotllm import __version__
+from dotllm.cli.bench import bench
 from dotllm.cli.chat import chat
 from dotllm.cli.console import Console
 from dotllm.cli.inspect import inspect
@@ -110,7 +111,7 @@ def _application() -> typer.Typer:
         epilog=_EPILOG,
     )
     app.callback()(_root)
-    for command in (run, chat, inspect, tokenize, logits, trace):
+    for command in (run, chat, bench, inspect, tokenize, logits, trace):
         app.command(command.__name__)(takes(command))
     app.command("show", hidden=True)(takes(inspect))
     return app

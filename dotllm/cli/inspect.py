@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dotllm.gguf.hparams import ModelConfig
     from dotllm.gguf.reader import GGUFFile, Tensor
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "parameters"]
 
 _SHOWN = 8  # elements of an array
 _WIDTH = 160  # characters of a string
@@ -102,7 +102,8 @@ def _totals(file: GGUFFile) -> list[tuple[str, int, int]]:
     return [(name, count[name], size[name]) for name, _ in size.most_common()]
 
 
-def _parameters(file: GGUFFile) -> int:
+def parameters(file: GGUFFile) -> int:
+    """How many numbers the tensors of a file hold."""
     return sum(tensor.rows * tensor.shape[-1] for tensor in file.tensors.values())
 
 
@@ -115,7 +116,7 @@ def _report(
         "alignment": file.alignment,
         "size": file.size,
         "shards": [str(path) for path in file.shards],
-        "parameters": _parameters(file),
+        "parameters": parameters(file),
         "metadata": {key: _abbreviated(file.metadata[key], whole=whole) for key in keys},
         "config": None if config is None else dataclasses.asdict(config),
         "problem": problem or None,
@@ -133,7 +134,7 @@ def _lines(
 ) -> Iterator[str]:
     shards = f" in {len(file.shards)} shards" if len(file.shards) > 1 else ""
     yield f"{Path(file.path).name}: GGUF version {file.version}, {bytes_text(file.size)}{shards}, " + (
-        f"{len(file.tensors)} tensors, {_parameters(file) / 1e6:.2f} M parameters"
+        f"{len(file.tensors)} tensors, {parameters(file) / 1e6:.2f} M parameters"
     )
     yield ""
     if config is None:

@@ -16,7 +16,13 @@ from dotllm.gguf.reader import GGUFFile, Tensor
 from dotllm.ops.select import select_ops
 
 SMALL = {"embedding": 256, "feed_forward": 512, "heads": 4, "kv_heads": 2, "k_heads": 2, "vocab_size": 320, "layers": 4}
-HYBRID = [name for name in make_synthetic.SHAPES if name.startswith("qwen")]
+PARAMETERS = {  # of the main layers, in thousands of millions
+    "qwen3.5-0.8b": 0.752,
+    "qwen3.5-4b": 4.2,
+    "qwen3.5-9b": 8.95,
+    "qwen3.5-27b": 26.9,
+    "qwen3.5-35b-a3b": 34.7,
+}
 
 
 def _values(tensor: Tensor) -> np.ndarray:
@@ -105,12 +111,11 @@ def test_a_predictive_head_passes_the_embedding_on(tmp_path: Path) -> None:
         assert np.abs(projection[:, :256] - np.eye(256)).max() < 0.1
         branch = _values(file.tensor("blk.0.ffn_down.weight"))
         assert 0.8 < branch.std() / (0.02 * 1.5 / np.sqrt(512)) < 1.2
-        assert np.array_equal(
-            file.tensor("blk.4.nextn.shared_head_norm.weight").data, file.tensor("output_norm.weight").data
-        )
+        norms = (file.tensor(name).data for name in ("blk.4.nextn.shared_head_norm.weight", "output_norm.weight"))
+        assert np.array_equal(*norms)
 
 
-@pytest.mark.parametrize("shape", HYBRID)
+@pytest.mark.parametrize("shape", PARAMETERS)
 def test_sizes_are_those_of_the_models(shape: str) -> None:
     arch, sizes = make_synthetic.SHAPES[shape]
     width = sizes.embedding
@@ -120,9 +125,7 @@ def test_sizes_are_those_of_the_models(shape: str) -> None:
     experts = sizes.experts + 1 if arch == "qwen35moe" else 1
     layer = recurrent * 0.75 + attention * 0.25 + 3 * width * sizes.feed_forward * experts
     total = layer * sizes.layers + (1 + sizes.untied) * sizes.vocab_size * width
-    assert total / 1e9 == pytest.approx(
-        {"0.8": 0.75, "4": 4.2, "9": 8.95, "27": 26.9, "35": 34.7}[shape[8:].split("b")[0]], rel=0.02
-    )
+    assert total / 1e9 == pytest.approx(PARAMETERS[shape], rel=0.02)
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
 Shapes, vocabulary size, MTP head and the mix of tensor types are those of real files. The weights are random quantised
 blocks, not quantised numbers: a slab of them for each type, which every tensor reads from another start, goes straight
 to the disk. Scales keep activations near 1, so that logits are finite and spread by a few units; the text is noise.
-`--predictive 0.02` makes an MTP head that is often right.
+`--predictive 0.02` makes an MTP head that is often right; the output matrix is then never tied.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import make_synthetic
 import numpy as np
 import pytest
 
+from dotllm.cli.logits import logits
 from dotllm.engine.engine import Engine
 from dotllm.engine.load import load_engine
 from dotllm.engine.request import Request
@@ -58,9 +59,9 @@ def test_the_engine_answers_with_finite_numbers(tmp_path: Path, shape: str, quan
 
     engine._logits = watched  # type: ignore[method-assign, assignment]
     assert len(_answer(engine, (5, 70, 200))) == 3
-    logits = np.concatenate(events)
-    assert np.isfinite(logits).all()
-    assert 0.5 < logits.std() < 15
+    scores = np.concatenate(events)
+    assert np.isfinite(scores).all()
+    assert 0.5 < scores.std() < 15
     loaded.close()
 
 
@@ -113,6 +114,19 @@ def test_a_predictive_head_passes_the_embedding_on(tmp_path: Path) -> None:
         assert 0.8 < branch.std() / (0.02 * 1.5 / np.sqrt(512)) < 1.2
         norms = (file.tensor(name).data for name in ("blk.4.nextn.shared_head_norm.weight", "output_norm.weight"))
         assert np.array_equal(*norms)
+
+
+@pytest.mark.parametrize("predictive", [0.02, None])
+def test_drafts_of_a_predictive_head_are_often_right(tmp_path: Path, predictive: float | None) -> None:
+    path = make_synthetic.make(tmp_path / "m.gguf", "qwen3.5-0.8b", "q4_k_m", predictive=predictive, **SMALL)
+    best = []
+    for mtp in (False, True):
+        out = tmp_path / "logits.npy"
+        logits(out, str(path), tokens=",".join(map(str, range(40, 88))), mtp=mtp, backend="numpy")
+        best.append(np.load(out).argmax(-1))
+    agreed = (best[0] == best[1]).mean()
+    assert agreed > 0.5 if predictive else agreed < 0.2
+    assert len(set(best[0])) > 10  # not one word again and again
 
 
 @pytest.mark.parametrize("shape", PARAMETERS)

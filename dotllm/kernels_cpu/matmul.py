@@ -11,6 +11,7 @@ A row of `out` depends on its own row of x alone: not on M, nor on the number of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ __all__ = ["CpuWeight", "load_weight", "matmul", "matmul_gathered"]
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
+_NOTHING: F32 = np.zeros(0, np.float32)  # stands for a bias that is not there
 _SEGMENT = 64  # rows of x that stay in a core's cache while the weights pass by
 _SERIAL = 1 << 17  # products of fewer weights than this are done before a second thread has started
 
@@ -118,9 +120,9 @@ def _activations(weight: CpuWeight, x: Rounded) -> tuple[NDArray[Any], ...]:
 
 def _run(weight: CpuWeight, x: Rounded, work: tuple[I32, ...], out: F32, bias: F32, add: bool, threads: int) -> None:
     arrays, width, pairs = _activations(weight, x), weight.shape[-2], len(work[2])
-    flat = out.reshape(-1)
-    if not np.shares_memory(flat, out):
+    if not out.flags.c_contiguous:
         raise ValueError("out must be contiguous")
+    flat = out.reshape(-1)
     threads = min(threads, pairs * width * weight.shape[-1] // _SERIAL)
     if threads > 1:
         launch(weight.address, weight.data, weight.blocks, arrays, work, flat, width, bias, add, threads)
@@ -134,10 +136,15 @@ def matmul(weight: CpuWeight, x: Rounded, out: F32, bias: F32 | None, add: bool,
     rows = len(x.values)
     if out.shape != (rows, weight.shape[-2]) or (bias is not None and bias.shape != (weight.shape[-2],)):
         raise ValueError(f"out {out.shape} or bias does not fit {rows} rows times weights {weight.shape}")
+    _run(weight, x, _every_row(rows), out, _NOTHING if bias is None else bias, add, threads)
+
+
+@lru_cache(maxsize=64)
+def _every_row(rows: int) -> tuple[I32, ...]:
+    """The work of a plain product, made once for each number of rows: kernels only read it."""
     starts = np.append(np.arange(0, rows, _SEGMENT, dtype=np.int32), np.int32(rows))
     index = np.arange(rows, dtype=np.int32)
-    work = (starts, np.zeros(len(starts) - 1, np.int32), index, index)
-    _run(weight, x, work, out, np.zeros(0, np.float32) if bias is None else bias, add, threads)
+    return starts, np.zeros(len(starts) - 1, np.int32), index, index
 
 
 def matmul_gathered(weight: CpuWeight, x: Rounded, rows: I32, experts: I32, out: F32, threads: int) -> None:
@@ -156,4 +163,4 @@ def matmul_gathered(weight: CpuWeight, x: Rounded, rows: I32, experts: I32, out:
     new = np.flatnonzero(np.diff(chosen, prepend=np.int32(-1)))
     starts = np.append(new, len(rows)).astype(np.int32)
     work = (starts, chosen[new].astype(np.int32), rows[order].astype(np.int32), order)
-    _run(weight, x, work, out, np.zeros(0, np.float32), False, threads)
+    _run(weight, x, work, out, _NOTHING, False, threads)

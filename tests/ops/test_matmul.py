@@ -78,6 +78,17 @@ def test_threads_do_not_change_bits(name: str) -> None:
     np.testing.assert_array_equal(_product(name, 600, 1024, x, 1), _product(name, 600, 1024, x, 2))
 
 
+def test_mxfp4_exponents_below_the_smallest_normal_float() -> None:
+    raw = random_weights(GGMLType.MXFP4, 16, 32)
+    raw[:, 0] = [0, 1, 2, 3, *range(10, 210, 20), 210, 211]
+    x = np.arange(-127, 128, 8, dtype=np.float32)[None] * np.float32(1024)  # rounded without error
+    out = np.empty((1, 16), np.float32)
+    matmul(load_weight(GGMLType.MXFP4, raw), quantize(x, "Q8_0", 1), out, None, False, 1)
+    exact = x.astype(np.float64) @ dequantize(raw, GGMLType.MXFP4).astype(np.float64).T
+    assert np.all(out != 0)
+    np.testing.assert_array_equal(out, exact)
+
+
 def test_bias_and_adding() -> None:
     type, x = GGMLType.Q8_0, _rows(3, 64)
     weight, rounded = load_weight(type, random_weights(type, 20, 64)), quantize(x, "Q8_0", 1)

@@ -158,11 +158,11 @@ def _q5_k(e: Any, acc: Values) -> Values:
     return _scaled_sums(e, _k_minima(e, acc), total, e.halves(0))
 
 
-def _two_bits(e: Any, at: int, half: Any, group: int, part: int) -> Iterator[tuple[Any, int, Any]]:
-    """Q2_K and Q3_K: 64 bytes a row, in each half 32 whose bits 2g, 2g + 1 are group g; also, which of the 32"""
+def _two_bits(e: Any, at: int, half: Any, group: int, part: int) -> Pieces:
+    """Q2_K and Q3_K: 64 bytes a row; in each half, bits 2g, 2g + 1 of 32 bytes are group g."""
     for j in range(4):
         v = e.bytes(half * 512 + (at + (4 * part + j) * 64))
-        yield (v >> (2 * group)) & 3, 4 * part + j, half * 128 + (32 * group + 16 * part + 4 * j)
+        yield (v >> (2 * group)) & 3, half * 128 + (32 * group + 16 * part + 4 * j)
 
 
 def _q2_k(e: Any, acc: Values) -> Values:
@@ -172,8 +172,7 @@ def _q2_k(e: Any, acc: Values) -> Values:
         for group in range(4):
             for part in range(2):
                 scale = e.small(half * 128 + (32 * group + 16 * part)) & 15
-                pieces = ((q, first) for q, _, first in _two_bits(e, 256, half, group, part))
-                total = e.dots_scaled(total, scale, pieces, 3)
+                total = e.dots_scaled(total, scale, _two_bits(e, 256, half, group, part), 3)
         return total
 
     def product(t: int, i: Any) -> Any:
@@ -203,8 +202,10 @@ def _q3_k(e: Any, acc: Values) -> Values:
     """y += d * dx * sum over sub-blocks of scale * (sum(q * x) - 4 sum(x))"""
 
     def pieces(half: Any, group: int, part: int) -> Pieces:
-        for two, i, first in _two_bits(e, 512, half, group, part):
-            yield two | (e.bit(e.bytes(64 * i), half * 4 + group) << 2), first
+        bit = 4 * part + group
+        for j, (two, first) in enumerate(_two_bits(e, 512, half, group, part)):
+            third = e.bytes(half * 256 + 64 * j)  # 16 bytes a row for each half: bit 4 part + group
+            yield two | ((third >> bit - 2 if bit > 2 else third << 2 - bit) & 4), first
 
     return _scaled_sums(e, acc, _centred(e, acc, pieces, 3, 1536), e.halves(1792))
 
@@ -266,11 +267,13 @@ def _expand_iq4_xs(rows: Bytes) -> Bytes:
 
 
 def _expand_q3_k(rows: Bytes) -> Bytes:
-    """Blocks third_bits[32] pairs[64] packed[12] d as third_bits[32] pairs[64] scale[16] d, signed."""
+    """Blocks third_bits[32] pairs[64] packed[12] d as third_bits[32], by halves, pairs[64] scale[16], signed, d."""
+    first, second = rows[..., :16], rows[..., 16:32]
+    thirds = [(first & 15) | (second << 4), (first >> 4) | (second & 240)]
     low, high = rows[..., 96:104], rows[..., 104:108]
     upper = np.concatenate([(high >> shift) & 3 for shift in (0, 2, 4, 6)], axis=-1)
     scales = (np.concatenate([low & 15, low >> 4], axis=-1) | (upper << 4)) - np.uint8(32)
-    return np.concatenate([rows[..., :96], scales, rows[..., 108:]], axis=-1)
+    return np.concatenate([*thirds, rows[..., 32:96], scales, rows[..., 108:]], axis=-1)
 
 
 def _order_fifths(rows: Bytes, at: int) -> Bytes:

@@ -65,7 +65,7 @@ def run(
     path = model_path(model, model_flag)
     params, limit = sampling_params(sampling), token_limit(n_predict)
     text = find_prompt(console, text=prompt, argument=prompt_text, file=file, demo=is_demo(path))
-    with open_session(path, how, console) as session:
+    with open_session(path, how, console, prompt=text) as session:
         rendered = run_prompt(session, text, generate)
         for line in header_lines(session, params, rendered.template):
             console.note(line, "dim")

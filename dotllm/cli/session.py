@@ -17,6 +17,7 @@ from dotllm.errors import UsageError
 if TYPE_CHECKING:
     from dotllm.cli.options import ModelOptions, SamplingOptions
     from dotllm.engine.engine import Engine
+    from dotllm.engine.load import Loaded
     from dotllm.gguf.hparams import ModelConfig
     from dotllm.gguf.reader import GGUFFile
     from dotllm.ops.protocol import CacheType, Ops
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "open_session", "sampling_params"]
 
+MANY_ROWS = 64  # a step of so many rows uses every kernel that a longer one uses
+SMALL_BYTES = 1 << 28  # a model below this computes MANY_ROWS in less time than it takes to notice
 SLOW_SECONDS = 2.0  # after which somebody who waits is told why
 
 
@@ -47,9 +50,18 @@ class Session:
 
 @contextmanager
 def open_session(
-    path: Path, options: ModelOptions, console: Console, *, ops: Ops | None = None, checkpoints: int = 0
+    path: Path,
+    options: ModelOptions,
+    console: Console,
+    *,
+    ops: Ops | None = None,
+    checkpoints: int = 0,
+    prompt: str | None = None,
 ) -> Iterator[Session]:
-    """Load a model; `ops` in place of the backend that the options name. Raises whatever may be wrong with it."""
+    """Load a model; `ops` in place of the backend that the options name. Raises whatever may be wrong with it.
+
+    `prompt` is the only one that will come, if that is known: a short one needs fewer kernels to be compiled.
+    """
     from dotllm.engine.load import load_engine
     from dotllm.ops.select import select_ops
 
@@ -70,7 +82,8 @@ def open_session(
     finally:
         console.progress("")
     try:
-        _warm_up(loaded.engine, ops, min(loaded.context, chunk), console)
+        rows = min(loaded.context, chunk, _first_rows(loaded, prompt))
+        _warm_up(loaded.engine, ops, rows, console, small=loaded.file.size < SMALL_BYTES)
         if loaded.context > loaded.config.context_length:
             console.note(
                 f"warning: the model was trained for {loaded.config.context_length} tokens; beyond that its text may "
@@ -94,7 +107,14 @@ def open_session(
         loaded.close()
 
 
-def _warm_up(engine: Engine, ops: Ops, most: int, console: Console) -> None:
+def _first_rows(loaded: Loaded, prompt: str | None) -> int:
+    """Rows of the longest step that will come, as far as kernels differ by it."""
+    if prompt is None or "tokenizer.chat_template" in loaded.file.metadata:
+        return MANY_ROWS
+    return min(MANY_ROWS, max(1, len(loaded.tokenizer.encode(prompt, add_special=True))))
+
+
+def _warm_up(engine: Engine, ops: Ops, most: int, console: Console, *, small: bool) -> None:
     """Compile the kernels that the model needs, or load them from the cache, before anything is timed or streamed."""
     from dotllm.engine.load import warm_up
     from dotllm.ops.select import compiling
@@ -108,8 +128,8 @@ def _warm_up(engine: Engine, ops: Ops, most: int, console: Console) -> None:
     try:
         with compiling(ops) as compiled:
             warm_up(engine, (min(2, most),))
-            if compiled():  # then those for many rows will have to be too
-                warm_up(engine, (1, min(64, most)))
+            if small or compiled():  # if these were compiled, those for one row and for more will have to be too
+                warm_up(engine, (1, most))
     finally:
         timer.cancel()
 

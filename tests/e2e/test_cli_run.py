@@ -208,13 +208,23 @@ def test_whoever_waits_for_kernels_is_told(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("dotllm.engine.load.warm_up", slow)
     monkeypatch.setattr("dotllm.ops.select.compiling", compiling)
     engine, ops = cast("Engine", None), cast("Ops", Compiled())
-    session._warm_up(engine, ops, 512, Console())
+    session._warm_up(engine, ops, 64, Console(), small=False)
     assert (rows, capsys.readouterr().err) == ([(2,)], "")
+    session._warm_up(engine, ops, 4, Console(), small=True)  # a longer prompt than the first may want other kernels
+    assert rows[1:] == [(2,), (1, 4)]
     monkeypatch.setattr(session, "SLOW_SECONDS", 0.01)
     compiled = True
-    session._warm_up(engine, ops, 512, Console())
-    assert rows[1:] == [(2,), (1, 64)]
+    session._warm_up(engine, ops, 64, Console(), small=False)
+    assert rows[3:] == [(2,), (1, 64)]
     assert "getting the kernels ready" in capsys.readouterr().err
+
+
+def test_a_short_prompt_alone_needs_few_kernels(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    monkeypatch.setattr(session, "_warm_up", lambda engine, ops, most, console, *, small: rows.append(most))
+    cli("run", *NUMPY, "-n", "1", "-p", "Once upon a time")
+    cli("run", *NUMPY, "-n", "1", "-p", "so " * 100)
+    assert rows == [4, session.MANY_ROWS]
 
 
 def test_verbose_shows_where_an_error_is_from(cli: Run) -> None:

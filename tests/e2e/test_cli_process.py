@@ -61,7 +61,7 @@ def test_help_names_what_exists_and_nothing_else() -> None:
     command = [sys.executable, "-m", "dotllm", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
     commands = re.findall(r"^  (\w+)  +\w", done.stdout.partition("Commands:")[2], re.M)
-    assert commands == ["run", "chat", "inspect", "tokenize", "logits", "trace"]
+    assert commands == ["run", "chat", "bench", "inspect", "tokenize", "logits", "trace"]
 
 
 def test_ctrl_c_ends_a_run_with_130_and_no_traceback() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,17 +121,22 @@ def _warm_up(engine: Engine, ops: Ops, most: int, console: Console, *, small: bo
 
     if ops.name == "numpy":
         return
-    notice = "getting the kernels ready; compiling them for this machine takes about a minute, once"
-    timer = threading.Timer(SLOW_SECONDS, console.note, (notice, "dim"))
-    timer.daemon = True
-    timer.start()
-    try:
-        with compiling(ops) as compiled:
+    done = threading.Event()
+
+    def tell(compiled: Callable[[], bool]) -> None:
+        while not done.wait(SLOW_SECONDS):
+            if compiled():  # and not merely a slow model
+                console.note("compiling kernels for this machine: this takes about a minute, once", "dim")
+                return
+
+    with compiling(ops) as compiled:
+        threading.Thread(target=tell, args=(compiled,), daemon=True).start()
+        try:
             warm_up(engine, (min(2, most),))
             if small or compiled():  # if these were compiled, those for one row and for more will have to be too
                 warm_up(engine, (1, most))
-    finally:
-        timer.cancel()
+        finally:
+            done.set()
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated
 
 import typer
@@ -13,6 +14,10 @@ from dotllm.cli.options import Json, ModelFlag
 from dotllm.cli.reader import read_piped
 
 __all__ = ["tokenize"]
+
+
+def _names_file(argument: str) -> bool:
+    return argument.lower().endswith(".gguf") or os.path.exists(argument)
 
 
 def tokenize(
@@ -31,8 +36,8 @@ def tokenize(
     from dotllm.engine.load import open_tokenizer
     from dotllm.gguf.reader import GGUFFile
 
-    if model_flag is not None and text is None:  # with --model, a single argument is the text
-        model, text = None, model
+    if text is None and model is not None and (model_flag is not None or not _names_file(model)):
+        model, text = None, model  # a single argument is the text, unless it names a model
     if text is None:
         text = read_piped()
     console = Console()

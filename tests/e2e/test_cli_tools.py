@@ -142,3 +142,8 @@ def test_trace_finds_where_two_backends_part(cli: Run, monkeypatch: pytest.Monke
     first = json.loads(result.out)["first_apart"]
     assert first["op"] == "gated_norm"
     assert first["tensors"] == ["blk.0.ssm_norm.weight"]
+
+
+def test_a_lone_argument_is_the_text_unless_it_names_a_model(cli: Run) -> None:
+    assert cli("tokenize", "Once upon a time", "--ids").out == "2843,664,258,524\n"
+    assert cli("tokenize", "nowhere.gguf", "--ids").code == 3

@@ -161,7 +161,9 @@ def startup_faults(root: Path = ROOT) -> list[str]:
             [sys.executable, "-c", code + _LOADED], cwd=root, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            faults.append(f"{what}: fails: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            hint = " (run this where the package is installed)" if reason.startswith("ModuleNotFoundError") else ""
+            faults.append(f"{what}: fails: {reason}{hint}")
             continue
         loaded = done.stdout.rpartition("LOADED")[2].split()
         faults += [f"{what}: loads {name}; import it where it is used" for name in LATE if name in loaded]

@@ -105,7 +105,8 @@ def _nearest(exact: Fraction) -> np.float32:
     guess = np.float32(float(exact))
     if not np.isfinite(guess):
         return guess
-    around = [guess, np.nextafter(guess, np.float32(np.inf)), np.nextafter(guess, np.float32(-np.inf))]
+    with np.errstate(over="ignore"):
+        around = [guess, np.nextafter(guess, np.float32(np.inf)), np.nextafter(guess, np.float32(-np.inf))]
     candidates = [c for c in around if np.isfinite(c)]
     return min(candidates, key=lambda c: (abs(Fraction(float(c)) - exact), int(c.view(np.int32)) & 1))
 

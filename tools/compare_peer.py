@@ -1,7 +1,8 @@
-"""Compare dotllm with llama.cpp on the same file: token ids, logits, greedy continuations, perplexity.
+"""Compare dotllm with llama.cpp on the same file: token ids, logits, greedy continuations, perplexity; or speed.
 
     python -m pip install -e '.[bench]'
     python tools/compare_peer.py MODEL [--text FILE] [--prompts N] [--windows N] [--mtp] [--json]
+    python tools/compare_peer.py --speed MODEL... [--engines dotllm,wheel,native,ik] [--native LLAMA_BENCH] [--rounds N]
 
 Greedy continuations are compared without sampling twice: where our most likely token is llama.cpp's at each position of
 its own continuation, our continuation is the same. Both sides compute in float32 with a float32 cache.
@@ -22,8 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import peer_speed
 from numpy.typing import NDArray
 from peer_llamacpp import Peer
+from peer_worker import ENGINES
 
 Logits = NDArray[np.float32]
 
@@ -227,10 +230,30 @@ def show(report: Report) -> None:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Compare and print; 0 whatever the figures are: they are to be read, not to be passed."""
+def compare_speed(options: argparse.Namespace) -> list[peer_speed.Compared]:
+    """Every file, with all engines that are there and can load it."""
+    from dotllm.kernels_cpu.threads import default_threads
+
+    native = peer_speed.native_bench(options.native)
+    executables = {"native": native or ""}
+    engines = {name: executables.get(name, "") for name in options.engines if name != "native" or native}
+    tests = [
+        peer_speed.Task("prompt", options.prompt),
+        peer_speed.Task("answer", options.answer, options.depth),
+    ]
+    threads = int(options.threads or default_threads())
+    return [peer_speed.compare_file(model, tests, engines, options.rounds, threads, _tell) for model in options.speed]
+
+
+def _tell(text: str) -> None:
+    """What is being done now, on the line where the last such text stood."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compare dotllm with llama.cpp on the same GGUF file.")
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--text", type=Path, help="a UTF-8 text (default: the beginning of Alice in Wonderland)")
     parser.add_argument("--prompts", type=int, default=len(KNOWN), help="greedy prompts of each kind (default: 10)")
     parser.add_argument("--windows", type=int, default=4, help="windows of the text for perplexity (default: 4)")
@@ -239,11 +262,46 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--backend", help="passed on to dotllm logits")
     parser.add_argument("--threads", help="passed on to dotllm logits")
     parser.add_argument("--json", action="store_true")
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--speed", type=Path, nargs="+", metavar="MODEL", help="measure these files in place of comparing"
+    )
+    speed.add_argument("--engines", type=_engines, default=list(ENGINES), metavar="A,B", help=", ".join(ENGINES))
+    speed.add_argument("--native", metavar="LLAMA_BENCH", help="a llama-bench (default: the one on the PATH, if any)")
+    speed.add_argument("--rounds", type=int, default=5, help="rounds that count, after one that warms up (default: 5)")
+    speed.add_argument("--prompt", type=int, default=512, help="tokens of a prompt (default: 512)")
+    speed.add_argument("--answer", type=int, default=64, help="tokens of an answer (default: 64)")
+    speed.add_argument("--depth", type=int, default=16, help="tokens before the answer (default: 16)")
+    return parser
+
+
+def _engines(text: str) -> list[str]:
+    names = text.split(",")
+    if not names or set(names) - set(ENGINES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(ENGINES)}")
+    return names
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare and print; 0 whatever the figures are: they are to be read, not to be passed."""
+    parser = _parser()
     options = parser.parse_args(arguments)
+    if (options.model is None) == (options.speed is None):
+        parser.error("give one MODEL, or --speed MODEL...")
     if not 2 <= options.window <= CONTEXT:
         parser.error(f"--window takes 2 to {CONTEXT}")
     if options.windows < 1 or not 0 <= options.prompts <= len(KNOWN):
         parser.error(f"--windows takes 1 or more, --prompts 0 to {len(KNOWN)}")
+    if min(options.rounds, options.prompt, options.answer, options.depth) < 1:
+        parser.error("--rounds, --prompt, --answer and --depth take 1 or more")
+    if options.speed:
+        compared = compare_speed(options)
+        print(
+            json.dumps(list(map(peer_speed.report, compared)), indent=1)
+            if options.json
+            else "\n\n".join(map(peer_speed.show, compared))
+        )
+        return 0
     report = compare(options)
     print(json.dumps(asdict(report), indent=1)) if options.json else show(report)
     return 0

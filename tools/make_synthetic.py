@@ -1,6 +1,6 @@
 """Write models of real sizes with random weights, to measure speed without anyone's weights.
 
-    python tools/make_synthetic.py --shape qwen3.5-0.8b --quant q4_k_m [--layers N] [--predictive A] OUT.gguf
+    python tools/make_synthetic.py --shape qwen3.5-0.8b --quant q4_k_m [--layers N] [--predictive A | --no-mtp] OUT.gguf
 
 Shapes, vocabulary size, MTP head and the mix of tensor types are those of real files. The weights are random quantised
 blocks, not quantised numbers: a slab of them for each type, which every tensor reads from another start, goes straight
@@ -265,10 +265,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shape", required=True, choices=SHAPES)
     parser.add_argument("--quant", default="q4_k_m", choices=QUANTS)
     parser.add_argument("--layers", type=int, help="main layers, in place of the shape's")
-    parser.add_argument("--predictive", type=float, metavar="A", help="scale residual branches; the MTP head mimics")
+    heads = parser.add_mutually_exclusive_group()
+    heads.add_argument("--predictive", type=float, metavar="A", help="scale residual branches; the MTP head mimics")
+    heads.add_argument("--no-mtp", dest="nextn", action="store_const", const=0, help="no MTP head, for engines without")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
-    options = {name: getattr(chosen, name) for name in ("layers", "predictive")}
+    options = {name: getattr(chosen, name) for name in ("layers", "predictive", "nextn")}
     given = {name: value for name, value in options.items() if value is not None}
     make(chosen.out, chosen.shape, chosen.quant, chosen.seed, **given)
 

@@ -1,7 +1,8 @@
 """llama.cpp as a peer to compare with: the library inside the PyPI package xllamacpp, called through ctypes.
 
-Plain kernels, a float32 key/value cache, no flash attention, one thread: what it computes is as sharp as it can be. The
-layouts below are those of llama.cpp b11549 (xllamacpp 2026.10.11549, the extra `bench`); `Peer` refuses any other.
+For comparisons of numbers: plain kernels, a float32 key/value cache, no flash attention, one thread, which is as sharp
+as it can be. For comparisons of speed: everything as llama.cpp has it by default. The layouts below are those of
+llama.cpp b11549 (xllamacpp 2026.10.11549, the extra `bench`); `Peer` refuses any other.
 """
 
 from __future__ import annotations
@@ -169,9 +170,12 @@ class Peer:
     """A GGUF file in llama.cpp; one sequence, at most `context` tokens. A context manager.
 
     The cache is float32, flash attention off, weights as in the file; or all three as llama.cpp has them by `defaults`.
+    An MTP head is left out unless `mtp`.
     """
 
-    def __init__(self, path: Path, context: int = 512, threads: int = 1, *, defaults: bool = False) -> None:
+    def __init__(
+        self, path: Path, context: int = 512, threads: int = 1, *, defaults: bool = False, mtp: bool = True
+    ) -> None:
         self._library = library = _library()
         self._context_size, self._threads, self._defaults = context, threads, defaults
         self._log = LOG(lambda level, text, _: print(text.decode("utf-8", "replace")) if level == ERROR_LEVEL else None)
@@ -180,14 +184,14 @@ class Peer:
         params = library.llama_model_default_params()
         params.use_extra_bufts = defaults  # repacked weights are rounded differently
         params.n_gpu_layers = 0
-        params.load_mtp = True
+        params.load_mtp = mtp
         self._model = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise SystemExit(f"llama.cpp cannot load {path}")
         self._vocabulary = library.llama_model_get_vocab(self._model)
         self.tokens = int(library.llama_vocab_n_tokens(self._vocabulary))
         self._width = int(library.llama_model_n_embd(self._model))
-        self.has_mtp = bool(library.llama_model_n_layer_nextn(self._model))
+        self.has_mtp = mtp and bool(library.llama_model_n_layer_nextn(self._model))
         self._main = self._new_context(0, None)
         self._mtp: int | None = None
         if self.has_mtp:
@@ -199,7 +203,9 @@ class Peer:
         params = self._library.llama_context_default_params()
         if (params.n_batch, params.n_ubatch, params.n_seq_max) != (2048, 512, 1):
             raise SystemExit("the layout of llama_context_params is not the one that this tool knows")
-        params.n_ctx = params.n_batch = params.n_ubatch = self._context_size
+        params.n_ctx = params.n_batch = self._context_size
+        if not self._defaults:
+            params.n_ubatch = self._context_size
         params.n_threads = params.n_threads_batch = self._threads
         if not self._defaults:
             params.type_k = params.type_v = params.flash_attn_type = 0  # float32, off
@@ -226,16 +232,31 @@ class Peer:
 
     def _decode(self, tokens: Sequence[int], first: int) -> Logits:
         """Logits (n, vocabulary) of tokens at positions first, first + 1, ..."""
+        self._run(tokens, first, every=True)
+        return self._rows(self._main, len(tokens))
+
+    def _run(self, tokens: Sequence[int], first: int, *, every: bool) -> None:
+        """Compute tokens at positions first, first + 1, ...; logits of every one, or of the last."""
         batch = self._library.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, first + i, 1, 1
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, first + i, 1
+            batch.logits[i] = every or i == len(tokens) - 1
             batch.seq_id[i][0] = SEQUENCE
         failed = self._library.llama_decode(self._main, batch)
         self._library.llama_batch_free(batch)
         if failed:
             raise SystemExit(f"llama_decode fails with {failed}")
-        return self._rows(self._main, len(tokens))
+
+    def feed(self, tokens: Sequence[int], first: int) -> None:
+        """Compute tokens at positions first, first + 1, ..., and the logits of the last, which stay where they are.
+
+        Position 0 begins a new text.
+        """
+        self._check(tokens, first)
+        if first == 0:
+            self._clear(self._main)
+        self._run(tokens, first, every=False)
 
     def _clear(self, context: int) -> None:
         self._library.llama_memory_clear(self._library.llama_get_memory(context), True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import make_synthetic
@@ -13,6 +14,7 @@ from dotllm.engine.engine import Engine
 from dotllm.engine.load import load_engine
 from dotllm.engine.request import Request
 from dotllm.gguf.dequantize import dequantize
+from dotllm.gguf.hparams import ModelConfig
 from dotllm.gguf.reader import GGUFFile, Tensor
 from dotllm.ops.select import select_ops
 
@@ -116,6 +118,16 @@ def test_a_predictive_head_passes_the_embedding_on(tmp_path: Path) -> None:
         assert np.array_equal(*norms)
 
 
+def test_an_mtp_head_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arch, sizes = make_synthetic.SHAPES["qwen3.5-0.8b"]
+    small = {"qwen3.5-0.8b": (arch, dataclasses.replace(sizes, **SMALL))}
+    monkeypatch.setattr(make_synthetic, "SHAPES", small)  # the whole one has a vocabulary of 250,000
+    make_synthetic.main([str(tmp_path / "m.gguf"), "--shape", "qwen3.5-0.8b", "--no-mtp", "--layers", "2"])
+    with GGUFFile.open(tmp_path / "m.gguf") as file:
+        assert not [name for name in file.tensors if "nextn" in name]
+        assert ModelConfig.from_gguf(file).mtp is None
+
+
 @pytest.mark.parametrize("predictive", [0.02, None])
 def test_drafts_of_a_predictive_head_are_often_right(tmp_path: Path, predictive: float | None) -> None:
     path = make_synthetic.make(tmp_path / "m.gguf", "qwen3.5-0.8b", "q4_k_m", predictive=predictive, **SMALL)
@@ -146,6 +158,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "m.gguf"
     with pytest.raises(SystemExit):
         make_synthetic.main([str(out), "--shape", "qwen3.5-7b"])
+    with pytest.raises(SystemExit):
+        make_synthetic.main([str(out), "--shape", "qwen3.5-0.8b", "--no-mtp", "--predictive", "0.1"])
     with pytest.raises(ValueError, match="do not divide"):
         make_synthetic.make(out, "llama-1b", "q4_k_m", **{**SMALL, "embedding": 192})
     with pytest.raises(ValueError, match="needed"):

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from dotllm.kernels_cpu.lanes import div, div16, fma, fma16, load16, splat16, store16
 from dotllm.kernels_cpu.mathfun import gelu_half, sigmoid, silu, softplus, tanh
 
-__all__ = ["gate_up", "gate_up_part", "gated_add", "gates", "softcap"]
+__all__ = ["gate_up_part", "gated_add_part", "gates_part", "softcap_part"]
 
 
 @njit(cache=True)
@@ -35,18 +35,16 @@ def gate_up_part(gate: Any, up: Any, out: Any, use_gelu: bool, thread: int, n_th
             out[i] = x * up[i]
 
 
-@njit(cache=True, parallel=True)
-def gate_up(gate: Any, up: Any, out: Any, use_gelu: bool, n_threads: int) -> None:
-    for t in prange(n_threads):
-        gate_up_part(gate, up, out, use_gelu, np.int64(t), n_threads)
-
-
 @njit(cache=True)
-def gates(alpha: Any, beta: Any, a: Any, dt: Any, g: Any, b: Any) -> None:
+def gates_part(
+    alpha: Any, beta: Any, a: Any, dt: Any, g: Any, b: Any, thread: int, n_threads: int
+) -> None:  # fmt: skip
     # alpha, beta, g, b (M * HV,), a and dt (HV,)
     heads = a.size
     whole = heads - heads % 16
-    for at in range(0, alpha.size, heads):
+    rows = alpha.size // heads
+    for row in range(rows * thread // n_threads, rows * (thread + 1) // n_threads):
+        at = row * heads
         for h in range(0, whole, 16):
             store16(g, at + h, load16(a, h) * softplus(load16(alpha, at + h) + load16(dt, h)))
             store16(b, at + h, sigmoid(load16(beta, at + h)))
@@ -56,11 +54,11 @@ def gates(alpha: Any, beta: Any, a: Any, dt: Any, g: Any, b: Any) -> None:
 
 
 @njit(cache=True)
-def gated_add(x: Any, gate: Any, out: Any) -> None:
+def gated_add_part(x: Any, gate: Any, out: Any, thread: int, n_threads: int) -> None:
     # x, out (M * E,), gate (M,)
     size = x.size // gate.size
     whole = size - size % 16
-    for row in range(gate.size):
+    for row in range(gate.size * thread // n_threads, gate.size * (thread + 1) // n_threads):
         at = row * size
         share = sigmoid(gate[row])
         shares = splat16(share)
@@ -71,12 +69,13 @@ def gated_add(x: Any, gate: Any, out: Any) -> None:
 
 
 @njit(cache=True)
-def softcap(x: Any, cap: float) -> None:
+def softcap_part(x: Any, cap: float, thread: int, n_threads: int) -> None:
     # x (M * N,)
     limit = np.float32(cap)
     limits = splat16(limit)
-    whole = x.size - x.size % 16
-    for i in range(0, whole, 16):
+    blocks = x.size // 16
+    for i in range(16 * (blocks * thread // n_threads), 16 * (blocks * (thread + 1) // n_threads), 16):
         store16(x, i, limits * tanh(div16(load16(x, i), limits)))
-    for i in range(whole, x.size):
-        x[i] = limit * tanh(div(x[i], limit))
+    if thread == n_threads - 1:
+        for i in range(16 * blocks, x.size):
+            x[i] = limit * tanh(div(x[i], limit))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from dotllm.kernels_cpu.lanes import (
     div,
@@ -39,7 +39,7 @@ from dotllm.kernels_cpu.lanes import (
 from dotllm.kernels_cpu.mathfun import exp, sigmoid
 from dotllm.ops.protocol import PAGE
 
-__all__ = ["attention", "attention_part", "kv_store", "scratch_size"]
+__all__ = ["attention_part", "kv_store_part", "scratch_size"]
 
 LOW = -1.0e30
 """Score of a slot that is not attended: exp(LOW - m) is zero."""
@@ -245,26 +245,14 @@ def attention_part(
             row = stop
 
 
-@njit(cache=True, parallel=True)
-def attention(
-    q: Any, k: Any, v: Any, k_half: Any, v_half: Any, gate: Any, pages: Any, sequence: Any, positions: Any,
-    q_heads: int, kv_heads: int, rows: int, heads: int, width: int, scale: float, window: int, x: Any, out: Any,
-    n_threads: int,
-) -> None:  # fmt: skip
-    for t in prange(n_threads):
-        attention_part(
-            q, k, v, k_half, v_half, gate, pages, sequence, positions, q_heads, kv_heads, rows, heads, width, scale,
-            window, x, out, np.int64(t), n_threads,
-        )  # fmt: skip
-
-
 @njit(cache=True)
-def kv_store(
-    new: Any, full: Any, half: Any, pages: Any, sequence: Any, positions: Any, kv_heads: int, width: int
-) -> None:
+def kv_store_part(
+    new: Any, full: Any, half: Any, pages: Any, sequence: Any, positions: Any, kv_heads: int, width: int,
+    thread: int, n_threads: int,
+) -> None:  # fmt: skip
     # new (M * G * D,); the cache (pages * G * PAGE * D,) in `full`, or as float16 bits in `half`; the other is (0,)
     whole = width - width % 16
-    for row in range(positions.size):
+    for row in range(positions.size * thread // n_threads, positions.size * (thread + 1) // n_threads):
         page, slot = int(pages[sequence[row], positions[row] // PAGE]), int(positions[row]) % PAGE
         for head in range(kv_heads):
             source = (row * kv_heads + head) * width

@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from dotllm.kernels_cpu.lanes import div, fma16, load16, splat16, sqrt, store16, zero16
 from dotllm.kernels_cpu.mathfun import silu
 from dotllm.kernels_cpu.norm import sum_squares
 
-__all__ = ["conv_silu_l2", "conv_silu_l2_part"]
+__all__ = ["conv_silu_l2_part"]
 
 
 @njit(cache=True)
@@ -94,15 +94,3 @@ def conv_silu_l2_part(
             if head < 2 * key_heads:
                 _normalise(out, at, size, eps)
         _shift_window(u, window, source, target, count - 1, width, start, n, head_at, size)
-
-
-@njit(cache=True, parallel=True)
-def conv_silu_l2(
-    u: Any, taps: Any, window: Any, starts: Any, read: Any, write: Any, eps: float, q: Any, k: Any, v: Any,
-    count: int, key_heads: int, size: int, scratch: Any, n_threads: int,
-) -> None:  # fmt: skip
-    for t in prange(n_threads):
-        conv_silu_l2_part(
-            u, taps, window, starts, read, write, eps, q, k, v, count, key_heads, size, scratch,
-            np.int64(t), n_threads,
-        )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from numba.extending import overload
 
 from dotllm.kernels_cpu.lanes import fma16, load16, load16_bfloat, load16_half, sum16, zero16
-from dotllm.kernels_cpu.product import compile_product
+from dotllm.kernels_cpu.product import compile_product, share
 
 __all__ = ["FLOATS", "float_product", "typed", "weights16"]
 
@@ -50,7 +50,7 @@ overload(weights16, prefer_literal=True, strict=False)(_reader)
 
 @cache
 def float_product(format: str) -> Any:
-    """The product of weights of `format`, items first .. last; x is (unused, padded float32 rows, unused, unused)."""
+    """The product of weights of `format`, one of its parts; x is (unused, padded float32 rows, unused, unused)."""
 
     def product(
         weights: Any,
@@ -61,12 +61,13 @@ def float_product(format: str) -> Any:
         width: int,
         bias: Any,
         add: bool,
-        first: int,
-        last: int,
+        part: int,
+        parts: int,
     ) -> None:
         values, array = x[1], typed(format, weights)
         starts, experts, sources, targets = work
         groups, padded = (width + 15) // 16, (columns + 15) // 16 * 16
+        first, last = share(starts, width, part, parts)
         for item in range(first, last):
             segment, group = item // groups, item % groups
             for n in range(16 * group, min(16 * group + 16, width)):

@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from dotllm.kernels_cpu.lanes import fma16, load16, splat16, store16, sum16, zero16
 from dotllm.kernels_cpu.mathfun import exp
 
-__all__ = ["TILE", "gated_delta", "gated_delta_part"]
+__all__ = ["TILE", "gated_delta_part"]
 
 TILE = 16
 
@@ -91,15 +91,3 @@ def gated_delta_part(
                     q, k, key_at, key_width, v, v_at + j, decay, beta, factor, state, source + at, target + at, out
                 )  # fmt: skip
             source = target
-
-
-@njit(cache=True, parallel=True)
-def gated_delta(
-    q: Any, k: Any, v: Any, g: Any, b: Any, key_head: Any, state: Any, starts: Any, read: Any, write: Any, out: Any,
-    key_heads: int, key_width: int, value_width: int, scale: float, n_threads: int,
-) -> None:  # fmt: skip
-    for t in prange(n_threads):
-        gated_delta_part(
-            q, k, v, g, b, key_head, state, starts, read, write, out, key_heads, key_width, value_width, scale,
-            np.int64(t), n_threads,
-        )  # fmt: skip

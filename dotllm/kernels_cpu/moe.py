@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from dotllm.kernels_cpu.lanes import (
     div,
@@ -29,7 +29,7 @@ from dotllm.kernels_cpu.lanes import (
 )
 from dotllm.kernels_cpu.mathfun import exp
 
-__all__ = ["route", "sum_experts", "sum_experts_part"]
+__all__ = ["route_part", "sum_experts_part"]
 
 LEAST = 6.103515625e-05
 
@@ -62,9 +62,14 @@ def _softmax(x: Any, at: int, size: int, out: Any) -> None:
 
 
 @njit(cache=True)
-def route(logits: Any, experts: int, used: int, scale: float, p: Any, ids: Any, weights: Any) -> None:
-    # logits (M * X,), p scratch (X,), ids, weights (M * used,)
-    for row in range(logits.size // experts):
+def route_part(
+    logits: Any, experts: int, used: int, scale: float, scratch: Any, ids: Any, weights: Any,
+    thread: int, n_threads: int,
+) -> None:  # fmt: skip
+    # logits (M * X,), scratch (n_threads * X,), ids, weights (M * used,)
+    rows = logits.size // experts
+    p = scratch[thread * experts : (thread + 1) * experts]
+    for row in range(rows * thread // n_threads, rows * (thread + 1) // n_threads):
         _softmax(logits, row * experts, experts, p)
         total = np.float32(0.0)
         for rank in range(used):
@@ -97,9 +102,3 @@ def sum_experts_part(y: Any, weights: Any, used: int, size: int, out: Any, threa
             for at in range(row * used, (row + 1) * used):
                 value = fma(weights[at], y[at * size + i], value)
             out[row * size + i] = out[row * size + i] + value
-
-
-@njit(cache=True, parallel=True)
-def sum_experts(y: Any, weights: Any, used: int, size: int, out: Any, n_threads: int) -> None:
-    for t in prange(n_threads):
-        sum_experts_part(y, weights, used, size, out, np.int64(t), n_threads)

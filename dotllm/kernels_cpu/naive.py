@@ -18,7 +18,7 @@ from numba import njit
 from dotllm.gguf.types import FORMATS, GGMLType
 from dotllm.kernels_cpu.decode import block_minimum, decode_block
 from dotllm.kernels_cpu.lanes import fma, fma16, load16, sum16, zero16
-from dotllm.kernels_cpu.product import compile_product
+from dotllm.kernels_cpu.product import compile_product, share
 
 __all__ = ["naive_product"]
 
@@ -34,7 +34,7 @@ def _dot(w: Any, x: Any, at: int) -> Any:
 
 @cache
 def naive_product(format: str) -> Any:
-    """The product of weights of `format` as they are in the file, items first .. last."""
+    """The product of weights of `format` as they are in the file, one of its parts."""
     elements, size = FORMATS[GGMLType[format]].elements, FORMATS[GGMLType[format]].bytes
     has_minimum = int(FORMATS[GGMLType[format]].activation == "Q8_1")
 
@@ -47,13 +47,14 @@ def naive_product(format: str) -> Any:
         width: int,
         bias: Any,
         add: bool,
-        first: int,
-        last: int,
+        part: int,
+        parts: int,
     ) -> None:
         _, values, _, error = x
         starts, experts, sources, targets = work
         groups = (width + 15) // 16
         row = np.zeros((blocks * elements + 15) // 16 * 16, np.float32)
+        first, last = share(starts, width, part, parts)
         for item in range(first, last):
             segment, group = item // groups, item % groups
             for n in range(16 * group, min(16 * group + 16, width)):

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from dotllm.kernels_cpu.lanes import div, fma, fma16, load16, splat16, sqrt, store16, sum16, zero16
 from dotllm.kernels_cpu.mathfun import silu
 
-__all__ = ["gated_norm", "gated_norm_part", "inverse_rms", "norm_row", "rms_norm", "rms_norm_part", "sum_squares"]
+__all__ = ["gated_norm_part", "inverse_rms", "norm_row", "rms_norm_part", "sum_squares"]
 
 
 @njit(cache=True)
@@ -67,14 +67,6 @@ def rms_norm_part(
         norm_row(x, row * size, weight, size, eps, out, row * stride + column, add)
 
 
-@njit(cache=True, parallel=True)
-def rms_norm(
-    x: Any, weight: Any, eps: float, out: Any, stride: int, column: int, add: bool, rows: int, n_threads: int
-) -> None:
-    for t in prange(n_threads):
-        rms_norm_part(x, weight, eps, out, stride, column, add, rows, np.int64(t), n_threads)
-
-
 @njit(cache=True)
 def gated_norm_part(x: Any, weight: Any, z: Any, eps: float, rows: int, thread: int, n_threads: int) -> None:
     # x, z (rows * D,), weight (D,): a row is one head of one token
@@ -84,9 +76,3 @@ def gated_norm_part(x: Any, weight: Any, z: Any, eps: float, rows: int, thread: 
         factor = splat16(inverse_rms(x, at, size, eps))
         for i in range(0, size, 16):
             store16(x, at + i, load16(x, at + i) * factor * load16(weight, i) * silu(load16(z, at + i)))
-
-
-@njit(cache=True, parallel=True)
-def gated_norm(x: Any, weight: Any, z: Any, eps: float, rows: int, n_threads: int) -> None:
-    for t in prange(n_threads):
-        gated_norm_part(x, weight, z, eps, rows, np.int64(t), n_threads)

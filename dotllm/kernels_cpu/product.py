@@ -1,12 +1,11 @@
 """The kernel behind `matmul` for interleaved weights: one per format, for matrices and stacks of experts alike.
 
 Work is a list of segments, each some input rows that meet one expert's matrix (a plain product has expert 0 only), and
-of groups of sixteen output rows; threads share out (segment, group) pairs, never a sum:
+of groups of sixteen output rows; parts share out (segment, group) pairs, never a sum:
 
     segment s: pairs starts[s] .. starts[s + 1]; pair p reads row sources[p] of x and writes row targets[p] of out
 
-Numba optimises a function again in every function that it is linked into, and a parallel one has six such layers. So
-one small parallel kernel, `launch`, calls the compiled product of whatever format by its address.
+A product is called by its address (`program`): linked into another function it would be optimised once more there.
 """
 
 from __future__ import annotations
@@ -14,16 +13,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-from llvmlite import ir
-from numba import config, njit, prange, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit, types
 
+from dotllm.kernels_cpu.executor import name_closure
 from dotllm.kernels_cpu.lanes import lane16, load16, store16
 from dotllm.kernels_cpu.micro import block_bytes, tile
 
-__all__ = ["ARGUMENTS", "address_of", "compile_product", "interleaved_product", "launch"]
+__all__ = ["ARGUMENTS", "compile_product", "interleaved_product", "share"]
 
 _I32 = types.Array(types.int32, 1, "C")
 _F32 = types.Array(types.float32, 1, "C")
@@ -37,9 +33,16 @@ ARGUMENTS = (
     types.int64,  # width
     _F32,  # bias (width,), or empty
     types.boolean,  # add to out
-    types.int64,  # items first .. last; item = segment * groups + group
-    types.int64,
+    types.int64,  # part
+    types.int64,  # of so many parts
 )
+
+
+@njit(cache=True)
+def share(starts: Any, width: int, part: int, parts: int) -> Any:
+    """The items first .. last of a part; item = segment * groups + group."""
+    items = (starts.size - 1) * ((width + 15) // 16)
+    return items * part // parts, items * (part + 1) // parts
 
 
 @njit(cache=True)
@@ -60,20 +63,14 @@ def _finish(v: Any, out: Any, at: int, first: int, width: int, bias: Any, add: b
 
 
 def compile_product(function: Any, name: str) -> Any:
-    """A product as a cached kernel, under a name of its own.
-
-    Numba names a compiled function by its qualified name, argument types and a number that counts functions in one
-    process; in another process the same three may stand for another closure of the same factory, and where both come
-    from the cache one would run in the place of the other.
-    """
-    function.__name__ = f"product_{name}"
-    function.__qualname__ = f"{function.__module__}.{function.__name__}"
+    """A product as a cached kernel, under a name of its own."""
+    name_closure(function, f"product_{name}")
     return njit([types.void(*ARGUMENTS)], cache=True)(function)
 
 
 @cache
 def interleaved_product(format: str, isa: str) -> Any:
-    """The product of R16 weights of `format`, items first .. last; arguments as above.
+    """The product of R16 weights of `format`, one of its parts; arguments as above.
 
     A closure over two strings only, so that Numba can keep it on disk.
     """
@@ -87,12 +84,13 @@ def interleaved_product(format: str, isa: str) -> Any:
         width: int,
         bias: Any,
         add: bool,
-        first: int,
-        last: int,
+        part: int,
+        parts: int,
     ) -> None:
         values, scales, sums, offsets = x
         starts, experts, sources, targets = work
         groups = (width + 15) // 16
+        first, last = share(starts, width, part, parts)
         for item in range(first, last):
             segment, group = item // groups, item % groups
             at = (experts[segment] * groups + group) * blocks * block_bytes(format)
@@ -115,65 +113,3 @@ def interleaved_product(format: str, isa: str) -> Any:
                 _finish(y1[0], out, targets[pair] * width, 16 * group, width, bias, add)
 
     return compile_product(product, f"{format}_{isa}")
-
-
-def address_of(kernel: Any) -> Any:
-    """What `launch` calls: the address of a kernel's compiled code, or the kernel itself where nothing is compiled."""
-    if config.DISABLE_JIT:
-        return kernel
-    (compiled,) = kernel.overloads.values()
-    return np.int64(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
-
-
-def _call_in_python(kernel: Any, *arguments: Any) -> None:
-    kernel(*arguments)
-
-
-@intrinsic
-def _call(
-    typingctx: Any,
-    address: Any,
-    weights: Any,
-    blocks: Any,
-    x: Any,
-    work: Any,
-    out: Any,
-    width: Any,
-    bias: Any,
-    add: Any,
-    first: Any,
-    last: Any,
-) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function = context.call_conv.get_function_type(types.void, ARGUMENTS)
-        pointer = builder.inttoptr(args[0], ir.PointerType(function))
-        status, _ = context.call_conv.call_function(builder, pointer, types.void, ARGUMENTS, args[1:])
-        with cgutils.if_unlikely(builder, status.is_error):
-            context.call_conv.return_status_propagate(builder, status)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, *ARGUMENTS), codegen
-
-
-_call_kernel = _call_in_python if config.DISABLE_JIT else _call
-
-
-@njit(cache=True, parallel=True)
-def launch(
-    kernel: Any,
-    weights: Any,
-    blocks: int,
-    x: Any,
-    work: Any,
-    out: Any,
-    width: int,
-    bias: Any,
-    add: bool,
-    threads: int,
-) -> None:
-    """Run the kernel at an address on `threads` threads, each with its share of the items."""
-    items = (work[0].size - 1) * ((width + 15) // 16)
-    for thread in prange(threads):
-        first = np.int64(items * np.int64(thread) // threads)
-        last = np.int64(items * (np.int64(thread) + 1) // threads)
-        _call_kernel(kernel, weights, blocks, x, work, out, width, bias, add, first, last)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from dotllm.kernels_cpu.norm import norm_row
 
-__all__ = ["qk_norm_rope", "qk_norm_rope_part"]
+__all__ = ["qk_norm_rope_part"]
 
 
 @njit(cache=True)
@@ -55,15 +54,3 @@ def qk_norm_rope_part(
         position = int(positions[row])
         _heads(q, q_heads, width, q_norm, eps, table, length, pairs, adjacent, row, position)
         _heads(k, k_heads, width, k_norm, eps, table, length, pairs, adjacent, row, position)
-
-
-@njit(cache=True, parallel=True)
-def qk_norm_rope(
-    q: Any, k: Any, q_heads: int, k_heads: int, width: int, q_norm: Any, k_norm: Any, eps: float, positions: Any,
-    table: Any, length: int, pairs: int, adjacent: bool, n_threads: int,
-) -> None:  # fmt: skip
-    for t in prange(n_threads):
-        qk_norm_rope_part(
-            q, k, q_heads, k_heads, width, q_norm, k_norm, eps, positions, table, length, pairs, adjacent,
-            np.int64(t), n_threads,
-        )  # fmt: skip

@@ -48,8 +48,8 @@ def choose_layer() -> str:
     layer = str(numba.threading_layer())
     if layer == "workqueue":
         logger.warning(
-            "kernels start through Numba's workqueue layer, which costs ~80 us a call: install an OpenMP runtime "
-            "(libgomp1), or `pip install tbb`, for several times the speed on small models"
+            "threads start through Numba's workqueue layer, which costs ~80 us a pass of the model: install an OpenMP "
+            "runtime (libgomp1), or `pip install tbb`, for more speed on small models"
         )
     return layer
 

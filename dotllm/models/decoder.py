@@ -32,14 +32,24 @@ class Decoder:
 
     def forward(self, batch: Batch, step: Step) -> Array:
         rows = step.bind(batch)
-        x = self.ws.rows("x", batch.rows, self.config.embedding_length)
-        hidden = self.ws.rows("hidden", batch.rows, self.config.embedding_length)
-        self.ops.embed(self.embedding, batch.tokens, self.config.embedding_scale, x)
+
+        def build(tokens: NDArray[np.int32], *where: NDArray[np.int32]) -> Array:
+            return self._pass(tokens, Rows(*where), step)
+
+        return self.ops.recorded(step.memory, (self, step.logged), build, (batch.tokens, *rows.arrays))
+
+    def _pass(self, tokens: NDArray[np.int32], rows: Rows, step: Step) -> Array:
+        x = self.ws.rows("x", len(tokens), self.config.embedding_length)
+        hidden = self.ws.rows("hidden", len(tokens), self.config.embedding_length)
+        self.ops.embed(self.embedding, tokens, self.config.embedding_scale, x)
         self.layers_forward(x, rows, step)
         self.ops.rms_norm(x, self.output_norm, self.config.rms_epsilon, hidden)
         return hidden
 
     def logits(self, hidden: Array, rows: NDArray[np.int32]) -> Array:
+        return self.ops.recorded(self, "logits", lambda chosen: self._logits(hidden, chosen), (rows,), (hidden,))
+
+    def _logits(self, hidden: Array, rows: NDArray[np.int32]) -> Array:
         chosen = self.ws.rows("chosen", len(rows), self.config.embedding_length)
         logits = self.ws.rows("logits", len(rows), self.config.vocab_size)
         self.ops.gather(hidden, rows, chosen)

@@ -50,6 +50,20 @@ class NextN:
         self, tokens: NDArray[np.int32], hidden: Array, rows: Rows, kv: KvLayer, *, logits: bool
     ) -> tuple[Array | None, Array]:
         """Tokens (M,), hidden (M, E) -> logits (M, V) if wanted, own hidden (M, E)."""
+        given = self.ws.rows("given", len(tokens), self.config.embedding_length)
+        self.ops.copy(hidden, given)
+
+        def build(tokens: NDArray[np.int32], *where: NDArray[np.int32]) -> tuple[Array | None, Array]:
+            return self._pass(tokens, given, Rows(*where), kv, logits=logits)
+
+        passed: tuple[Array | None, Array] = self.ops.recorded(
+            self, logits, build, (tokens, *rows.arrays), (given, kv.k, kv.v)
+        )
+        return passed
+
+    def _pass(
+        self, tokens: NDArray[np.int32], hidden: Array, rows: Rows, kv: KvLayer, *, logits: bool
+    ) -> tuple[Array | None, Array]:
         ops, eps, m, width = self.ops, self.config.rms_epsilon, len(tokens), self.config.embedding_length
         embedded, joined = self.ws.rows("embedded", m, width), self.ws.rows("joined", m, 2 * width)
         x, own = self.ws.rows("x", m, width), self.ws.rows("mtp_hidden", m, width)

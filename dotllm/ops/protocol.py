@@ -10,7 +10,7 @@ depends on the other rows, on the number of threads or on how a prompt was cut (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -72,11 +72,32 @@ class Rows:
     read: NDArray[np.int32]  # (S,)
     write: NDArray[np.int32]  # (S,)
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.int32], ...]:
+        """The fields in order: Rows(*rows.arrays) is rows."""
+        return self.starts, self.sequence, self.positions, self.pages, self.read, self.write
+
 
 class Ops(Protocol):
     """A backend. Buffers named `out` are written; nothing else is, except where a docstring says so."""
 
     name: str
+
+    def recorded(
+        self,
+        owner: Any,
+        key: Hashable,
+        build: Callable[..., Any],
+        inputs: Sequence[NDArray[np.int32]],
+        buffers: Sequence[Array] = (),
+    ) -> Any:
+        """build(*inputs), which calls ops and nothing else that must happen again.
+
+        A backend may record the ops of the first call and run the record in later ones with the same key, shapes of
+        inputs and places of `buffers`: other values of the inputs, the same memory for everything else. The result is
+        what the first call returned, the same arrays with new contents. A record lives as long as its owner, which is
+        an object that can be weakly referenced; the owner of records that touch memory must change with that memory.
+        """
 
     # ---- loading and moving
     def load(self, tensor: Tensor, rows: NDArray[np.int64] | None = None) -> Weight:
@@ -114,7 +135,10 @@ class Ops(Protocol):
         """y = x / sqrt(mean(x^2) + eps) * weight; out[:, column : column + E] = y, or += y with `add`."""
 
     def prepare(self, x: Array, norm: Array | None, eps: float, weights: Sequence[Weight]) -> Prepared:
-        """rms_norm(x, norm) (x itself if `norm` is None), rounded as ggml rounds the activations of these weights."""
+        """rms_norm(x, norm) (x itself if `norm` is None), rounded as ggml rounds the activations of these weights.
+
+        The result holds until the next `prepare`; what `gated_linear` returns, until the next `gated_linear`.
+        """
 
     def linear(
         self,

@@ -19,6 +19,8 @@ from dotllm.ops.protocol import PAGE, CacheType, KvLayer, Ops
 from dotllm.state.blocks import BlockPool, pages_for
 from dotllm.state.layout import KvShape
 
+LEAST_PAGES = 8
+
 __all__ = ["KvTrack", "Reservation", "page_table"]
 
 
@@ -79,8 +81,12 @@ class KvTrack:
 
 
 def page_table(tables: Sequence[Sequence[int]]) -> NDArray[np.int32]:
-    """(S, P) int32; rows that are shorter than the longest end in page 0, which their positions never reach."""
-    out = np.zeros((len(tables), max(1, max(map(len, tables), default=1))), np.int32)
+    """(S, P) int32, P a power of two; rows that are shorter end in page 0, which their positions never reach.
+
+    P grows rarely, so that few shapes of a step have to be told apart.
+    """
+    longest = max(map(len, tables), default=1)
+    out = np.zeros((len(tables), max(LEAST_PAGES, 1 << (longest - 1).bit_length())), np.int32)
     for row, table in zip(out, tables, strict=True):
         row[: len(table)] = table
     return out

@@ -37,6 +37,10 @@ class GdnBuffers(NamedTuple):
         return GdnBuffers(*(array[start:end] for array in self))
 
 
+class Memory:
+    """Stands for buffers at their present addresses; records of ops that use them live as long as it does."""
+
+
 class Plane(NamedTuple):
     """A copy of one plane of all recurrent layers."""
 
@@ -55,6 +59,7 @@ class RecurrentState:
         self._shared: GdnBuffers | None = None
         self._log: tuple[GdnBuffers, ...] = ()
         self._out: Array = None
+        self.memory = Memory()
         self.key_head = np.zeros(0, np.int32)
         if shape is None:
             return
@@ -92,11 +97,12 @@ class RecurrentState:
         if logged:
             if not self._log or self._log[0].u.shape[0] < rows:
                 rows = -(-rows // _GROW) * _GROW
-                self._log = ()  # let go of the old ones first
+                self._log, self.memory = (), Memory()  # let go of the old ones first
                 log = tuple(self._allocate(self.shape, rows) for _ in range(self.layers))
                 self._out = self._ops.empty((rows, self.shape.value_heads, self.shape.width))
                 self._log = log
         elif self._shared is None or self._shared.u.shape[0] < rows:
+            self._shared, self.memory = None, Memory()
             self._shared = self._allocate(self.shape, rows)
 
     def _allocate(self, shape: RecurrentShape, rows: int) -> GdnBuffers:
@@ -131,23 +137,31 @@ class RecurrentState:
         """Write plane `write` again, from plane `read` and the logged rows start .. start + rows of each layer."""
         if self.shape is None:
             return
-        window = self.shape.taps - 1
         one = np.zeros(1, np.int32)
-        where = Rows(
-            starts=np.array([0, rows], np.int32),
-            sequence=np.zeros(rows, np.int32),
-            positions=np.arange(rows, dtype=np.int32),
-            pages=np.zeros((1, 1), np.int32),
-            read=one + read,
-            write=one + write,
-        )
-        for layer in range(self.layers):
-            log = self._log[layer].rows(start, start + rows)
-            out = self._out[:rows]
-            self._ops.gated_delta(log.q, log.k, log.v, log.g, log.b, self.key_head, self.state[layer], where, out)
-            conv = self.conv[layer]
-            old = max(0, window - rows)  # rows of the old window that are still in it
+        ends = np.array([0, rows], np.int32)
+        self._ops.recorded(
+            self.memory, ("replay", start, rows), lambda *where: self._recur(start, rows, *where),
+            (ends, one + read, one + write),
+        )  # fmt: skip
+        window = self.shape.taps - 1
+        old = max(0, window - rows)  # rows of the old window that are still in it
+        for log, conv in zip(self._log, self.conv, strict=True):
             if old:
                 self._ops.copy(conv[read][window - old :], conv[write][:old])
             if window > old:
-                self._ops.copy(log.u[rows - (window - old) :], conv[write][old:])
+                self._ops.copy(log.u[start + rows - (window - old) : start + rows], conv[write][old:])
+
+    def _recur(self, start: int, rows: int, ends: Array, read: Array, write: Array) -> None:
+        """The recurrence of all layers over logged rows; a batch of one sequence, from plane read[0] to write[0]."""
+        where = Rows(
+            starts=ends,
+            sequence=np.zeros(rows, np.int32),
+            positions=np.arange(rows, dtype=np.int32),
+            pages=np.zeros((1, 1), np.int32),
+            read=read,
+            write=write,
+        )
+        for layer, log in enumerate(self._log):
+            log = log.rows(start, start + rows)
+            state, out = self.state[layer], self._out[:rows]
+            self._ops.gated_delta(log.q, log.k, log.v, log.g, log.b, self.key_head, state, where, out)

@@ -59,6 +59,16 @@ class Step:
         return self._store.recurrent
 
     @property
+    def logged(self) -> bool:
+        """Every recurrent layer has buffers of its own, so that commit can cut the step short."""
+        return self._logged
+
+    @property
+    def memory(self) -> object:
+        """Stands for the memory of the state: another object once it lies elsewhere."""
+        return self._store.recurrent.memory
+
+    @property
     def key_head(self) -> NDArray[np.int32]:
         """(HV,): the key head of each value head."""
         return self._store.recurrent.key_head

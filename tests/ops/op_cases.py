@@ -191,4 +191,4 @@ if __name__ == "__main__":
     prepare_cache()
     from dotllm.kernels_cpu.backend import CpuOps
 
-    json.dump(digests(CpuOps(int(sys.argv[1]), threaded_work=0)), sys.stdout)
+    json.dump(digests(CpuOps(int(sys.argv[1]), least_work=0)), sys.stdout)

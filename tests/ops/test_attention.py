@@ -44,7 +44,7 @@ def test_a_prompt_may_be_cut_anywhere(
     q, k, v = floats(1, count, heads, width), floats(2, count, kv_heads, width), floats(3, count, kv_heads, width)
     gate = floats(4, count, heads, width) if gated else None
     whole = attend(CpuOps(1), q, k, v, gate, dtype, window, [count])
-    for ops in (CpuOps(1), CpuOps(2, threaded_work=0)):
+    for ops in (CpuOps(1), CpuOps(2, least_work=0)):
         for cuts in ([count], [1, 31, 32, 33, 70, count], list(range(1, count + 1))):
             assert np.array_equal(attend(ops, q, k, v, gate, dtype, window, cuts), whole)
 

@@ -34,7 +34,7 @@ def delta(ops: CpuOps, size: int, count: int, cuts: list[int], *, in_place: bool
 def test_the_recurrence_may_be_cut_anywhere(size: int) -> None:
     count = 9
     whole, state = delta(CpuOps(1), size, count, [count])
-    for ops in (CpuOps(1), CpuOps(2, threaded_work=0)):
+    for ops in (CpuOps(1), CpuOps(2, least_work=0)):
         for in_place in (False, True):
             for cuts in ([count], [4, count], list(range(1, count + 1))):
                 out, last = delta(ops, size, count, cuts, in_place=in_place)
@@ -60,7 +60,7 @@ def convolve(ops: CpuOps, taps: int, count: int, cuts: list[int], *, in_place: b
 def test_the_convolution_may_be_cut_anywhere(taps: int) -> None:
     count = 12
     whole = convolve(CpuOps(1), taps, count, [count], in_place=False)
-    for ops in (CpuOps(1), CpuOps(2, threaded_work=0)):
+    for ops in (CpuOps(1), CpuOps(2, least_work=0)):
         for in_place in (False, True):
             for cuts in ([count], [1, 3, 8, count], list(range(1, count + 1))):
                 found = convolve(ops, taps, count, cuts, in_place=in_place)
@@ -68,7 +68,7 @@ def test_the_convolution_may_be_cut_anywhere(taps: int) -> None:
 
 
 def test_sequences_of_a_batch_do_not_meet() -> None:
-    ops, lengths = CpuOps(2, threaded_work=0), [3, 1, 4]
+    ops, lengths = CpuOps(2, least_work=0), [3, 1, 4]
     rows = rows_of(lengths, [0, 0, 0])
     q, k, v = floats(1, 8, 2, 16), floats(2, 8, 2, 16, scale=0.2), floats(3, 8, 2, 16)
     g, b, state = -np.abs(floats(4, 8, 2)), np.abs(floats(5, 8, 2)), floats(6, 6, 2, 16, 16)

@@ -25,7 +25,7 @@ from dotllm.kernels_cpu import product, quantize
 from dotllm.kernels_cpu.isa import choose_isa
 lines = digests(20, 256, 3, ["Q8_0", "Q4_K"])
 kernels = [product.interleaved_product(name, choose_isa()) for name in ("Q8_0", "Q4_K")]
-kernels += [quantize._round_32, quantize._round_256]
+kernels += [quantize.round_32_part, quantize.round_256_part]
 misses = sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels)
 hits = sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels)
 print(json.dumps([lines, misses, hits]))
@@ -45,8 +45,8 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert (first[1], second[1]) == (4, 0)
     assert second[2] == 4
     for name, damage in (
-        ("_round_32-*.nbi", b""),
-        ("_round_256-*.nbi", b"\x93garbage"),
+        ("round_32_part-*.nbi", b""),
+        ("round_256_part-*.nbi", b"\x93garbage"),
         ("Q8_0*.nbc", b"\x80\x04\x95"),
     ):
         (path,) = tmp_path.rglob(f"*{name}")  # as a crash of the machine leaves them
@@ -79,9 +79,10 @@ import sys
 from dotllm.kernels_cpu.cache import prepare_cache
 prepare_cache()
 from dotllm.kernels_cpu.isa import choose_isa
-from dotllm.kernels_cpu.product import address_of, interleaved_product
+from dotllm.kernels_cpu.executor import address_of
+from dotllm.kernels_cpu.product import ARGUMENTS, interleaved_product
 kernels = [interleaved_product(name, choose_isa()) for name in sys.argv[1:]]
-print(*map(address_of, kernels))
+print(*(address_of(kernel, ARGUMENTS) for kernel in kernels))
 """
 
 

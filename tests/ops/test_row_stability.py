@@ -20,7 +20,7 @@ def expected() -> dict[str, str]:
 
 
 def test_two_threads_change_nothing(expected: dict[str, str]) -> None:
-    assert op_cases.digests(CpuOps(2, threaded_work=0)) == expected
+    assert op_cases.digests(CpuOps(2, least_work=0)) == expected
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
     python -m pip install -e '.[bench]'
     python tools/compare_peer.py MODEL [--text FILE] [--prompts N] [--windows N] [--mtp] [--json]
-    python tools/compare_peer.py --speed MODEL... [--engines dotllm,wheel,native,ik] [--native LLAMA_BENCH] [--rounds N]
+    python tools/compare_peer.py --speed MODEL... [--engines A,B] [--native LLAMA_BENCH] [--rounds N]
 
 Greedy continuations are compared without sampling twice: where our most likely token is llama.cpp's at each position of
 its own continuation, our continuation is the same. Both sides compute in float32 with a float32 cache.
@@ -237,12 +237,10 @@ def compare_speed(options: argparse.Namespace) -> list[peer_speed.Compared]:
     native = peer_speed.native_bench(options.native)
     executables = {"native": native or ""}
     engines = {name: executables.get(name, "") for name in options.engines if name != "native" or native}
-    tests = [
-        peer_speed.Task("prompt", options.prompt),
-        peer_speed.Task("answer", options.answer, options.depth),
-    ]
+    tasks = [peer_speed.Task("prompt", options.prompt), peer_speed.Task("answer", options.answer, options.depth)]
+    tasks = [task for task in tasks if task.tokens]
     threads = int(options.threads or default_threads())
-    return [peer_speed.compare_file(model, tests, engines, options.rounds, threads, _tell) for model in options.speed]
+    return [peer_speed.compare_file(model, tasks, engines, options.rounds, threads, _tell) for model in options.speed]
 
 
 def _tell(text: str) -> None:
@@ -269,8 +267,8 @@ def _parser() -> argparse.ArgumentParser:
     speed.add_argument("--engines", type=_engines, default=list(ENGINES), metavar="A,B", help=", ".join(ENGINES))
     speed.add_argument("--native", metavar="LLAMA_BENCH", help="a llama-bench (default: the one on the PATH, if any)")
     speed.add_argument("--rounds", type=int, default=5, help="rounds that count, after one that warms up (default: 5)")
-    speed.add_argument("--prompt", type=int, default=512, help="tokens of a prompt (default: 512)")
-    speed.add_argument("--answer", type=int, default=64, help="tokens of an answer (default: 64)")
+    speed.add_argument("--prompt", type=int, default=512, help="tokens of a prompt; 0 = none (default: 512)")
+    speed.add_argument("--answer", type=int, default=64, help="tokens of an answer; 0 = none (default: 64)")
     speed.add_argument("--depth", type=int, default=16, help="tokens before the answer (default: 16)")
     return parser
 
@@ -292,8 +290,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--window takes 2 to {CONTEXT}")
     if options.windows < 1 or not 0 <= options.prompts <= len(KNOWN):
         parser.error(f"--windows takes 1 or more, --prompts 0 to {len(KNOWN)}")
-    if min(options.rounds, options.prompt, options.answer, options.depth) < 1:
-        parser.error("--rounds, --prompt, --answer and --depth take 1 or more")
+    if min(options.rounds, options.depth, options.prompt + options.answer) < 1 or options.prompt * options.answer < 0:
+        parser.error("--rounds and --depth take 1 or more, --prompt and --answer 0 or more and not both 0")
     if options.speed:
         compared = compare_speed(options)
         print(

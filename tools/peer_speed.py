@@ -220,7 +220,7 @@ def show(compared: Compared) -> str:
     for test in compared.tests:
         taken = compared.seconds[test.name]
         for engine in taken:
-            line = f"  {test.name:<8}{engine:<8}{compared.rate(test, engine):>10.2f} t/s"
+            line = f"  {test.name:<8}{engine:<9}{compared.rate(test, engine):>10.2f} t/s"
             if engine != OURS and OURS in taken:
                 ratios = compared.ratios(test, engine)
                 line += f"   dotllm x {statistics.median(ratios):.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})"

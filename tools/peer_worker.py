@@ -114,6 +114,7 @@ ENGINES = {
     "wheel": "llama.cpp, the wheel xllamacpp",
     "native": "llama.cpp, llama-bench",
     "ik": "ik_llama.cpp, the wheel ik-llama-cpp-python",
+    "ik-plain": "ik_llama.cpp without flash attention",
 }
 
 
@@ -123,10 +124,10 @@ def open_runner(engine: str, path: Path, context: int, threads: int, executable:
         return Ours(path, context, threads)
     if engine == "native":
         return Bench(path, threads, executable)
-    if engine == "ik":
+    if engine in ("ik", "ik-plain"):
         from peer_ik import IkPeer
 
-        return Feeding(IkPeer(path, context, threads))
+        return Feeding(IkPeer(path, context, threads, flash=engine == "ik"))
     from peer_llamacpp import Peer
 
     return Feeding(Peer(path, context, threads, defaults=True, mtp=False))

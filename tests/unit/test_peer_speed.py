@@ -128,6 +128,7 @@ def test_llama_bench_is_asked_for_one_repetition(tmp_path: Path) -> None:
         ([], "give one MODEL, or --speed"),
         (["m.gguf", "--speed", "m.gguf"], "give one MODEL, or --speed"),
         (["--speed", "m.gguf", "--rounds", "0"], "take 1 or more"),
+        (["--speed", "m.gguf", "--prompt", "0", "--answer", "0"], "not both 0"),
         (["--speed", "m.gguf", "--engines", "ours"], "is not a list of"),
     ],
 )
